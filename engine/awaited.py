@@ -5,6 +5,7 @@ until when; refuses to know what is awaited.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 from engine.sequence import Sequence
@@ -36,6 +37,39 @@ class Awaited(Protocol):
 
     def take(self) -> None:
         """Give the sequence what has come: all of it when it is done; after it was cancelled at its deadline a part, or nothing."""
+
+
+class AwaitedTogether:
+    """Several things that one sequence waits for before it is admitted: it goes on when all are there, or the first deadline is."""
+
+    is_admitted = False
+
+    def __init__(self, parts: SequenceOf[Awaited]) -> None:
+        self.sequence = parts[0].sequence
+        self.num_tokens = parts[0].num_tokens
+        self._parts = parts
+
+    @classmethod
+    def of(cls, *parts: Awaited | None) -> Awaited | None:
+        """Return what is to be waited for, of which any may be missing."""
+        found = [part for part in parts if part is not None]
+        return cls(found) if len(found) > 1 else next(iter(found), None)
+
+    @property
+    def deadline(self) -> float:
+        return min([part.deadline for part in self._parts])
+
+    @property
+    def is_done(self) -> bool:
+        return all([part.is_done for part in self._parts])
+
+    def cancel(self) -> None:
+        for part in self._parts:
+            part.cancel()
+
+    def take(self) -> None:
+        for part in self._parts:
+            part.take()
 
 
 class AwaitingSequences:

@@ -40,6 +40,7 @@ class Batch:
     groups: tuple[GroupBatch, ...]  # one for each group of layers; most models have one
     num_decoded: int  # the first tokens, of decodes and their drafts
     logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are wanted; None: all of them
+    adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1: none; None: no token has an adapter
 
 
 class PackedStep(NamedTuple):
@@ -47,7 +48,7 @@ class PackedStep(NamedTuple):
     their feeds and rows of logits alone, which come last."""
 
     step: StepInput
-    numbers: "array[int]"  # token ids, positions, the slots of each group; then the following
+    numbers: "array[int]"  # token ids, positions, the slots of each group, those of adapters where there are some; then the following
     decode_lens: slice
     tables: list[tuple[slice, slice]]  # of each group: decodes', and prompts'
     varlens: tuple[
@@ -62,6 +63,8 @@ class PackedStep(NamedTuple):
         numbers = step.token_ids + step.positions
         for group in step.groups:
             numbers += group.slots
+        if step.adapter_slots is not None:
+            numbers += step.adapter_slots
         single = () if step.checks_drafts else step.context_lens[:decodes]
         decode_lens = _append(numbers, array("q", single))
         tables = [
@@ -85,11 +88,13 @@ class PackedStep(NamedTuple):
 
     def batch(self, there: torch.Tensor, longest: int | None = None) -> Batch:
         """Return views of the numbers. `longest`: context that the decodes of a recorded step may have; None: as these have."""
-        step, columns = self.step, 2 + len(self.step.groups)
+        step, has_adapters = self.step, self.step.adapter_slots is not None
+        columns = 2 + len(step.groups) + has_adapters
         tokens, decodes = len(step.token_ids), step.num_decodes
         num_decoded = sum(step.lengths[:decodes])
         contexts = step.context_lens if longest is None else (longest,) * decodes + step.context_lens[decodes:]
         token_ids, positions, *slots = there[: columns * tokens].view(columns, tokens).unbind()
+        adapter_slots = slots.pop() if has_adapters else None
         groups = []
         for slot_mapping, (decode_at, prompt_at) in zip(slots, self.tables, strict=True):
             decode = verify = prefill = None
@@ -103,7 +108,7 @@ class PackedStep(NamedTuple):
                 rows = there[prompt_at].view(len(lengths), -1)
                 prefill = self._varlen(there, rows, 2, lengths, contexts[decodes:])
             groups.append(GroupBatch(slot_mapping, decode, verify, prefill))
-        return Batch(token_ids, positions, tuple(groups), num_decoded, self.logit_rows_in(there))
+        return Batch(token_ids, positions, tuple(groups), num_decoded, self.logit_rows_in(there), adapter_slots)
 
     def _varlen(
         self, there: torch.Tensor, tables: torch.Tensor, at: int, lengths: tuple[int, ...], contexts: tuple[int, ...]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.adapters.bank import AdapterRows
 from engine.batch import Batch
 from engine.kv.layout import LayerCache
 
@@ -25,6 +26,7 @@ class Context:
     ] = ()  # cos and sin of the positions, by each of the model's rotary rules
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
+    adapters: AdapterRows | None = None  # None: no token of the step has one
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks have made of their parts."""

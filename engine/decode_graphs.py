@@ -55,25 +55,27 @@ class GraphShape(NamedTuple):
     longest: int  # the most tokens of one sequence
     blocks: int  # of a decode's table
     prompts: PromptShape | None = None
+    has_adapters: bool = False
 
     @classmethod
     def of(cls, step: StepInput, pads: bool) -> "GraphShape | None":
         """Return the shape that a step is computed in. None for many tokens of prompts, and where sequences of different numbers of tokens would be
         padded."""
-        sequences, rows = len(step.lengths), len(step.token_ids)
+        sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
             prompts = PromptShape.of(step) if pads else None
             if prompts is None:
                 return None
             decodes = _padded_rows(step.num_decodes) if step.num_decodes else 0
-            return cls(decodes + prompts.chunks, decodes + prompts.tokens, 1, step.table_width, prompts)
+            sequences, rows = decodes + prompts.chunks, decodes + prompts.tokens
+            return cls(sequences, rows, 1, step.table_width, prompts, has_adapters)
         longest = max(step.lengths) if step.checks_drafts else 1
         if pads:
             if rows != sequences * longest:
                 return None
             sequences = _padded_rows(sequences)
             rows = sequences * longest
-        return cls(sequences, rows, longest, step.table_width)
+        return cls(sequences, rows, longest, step.table_width, None, has_adapters)
 
     def pad(self, step: StepInput) -> StepInput:
         """Return the step with as many sequences as the shape has."""

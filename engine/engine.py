@@ -16,6 +16,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
+from engine.adapters.residency import AdapterResidency, AdapterStore
+from engine.awaited import AwaitedTogether
 from engine.constraints import Grammars
 from engine.in_flight import CollectedStep, ForwardedStep, InFlightSteps, Runner
 from engine.kv.block_pool import BlockPool
@@ -25,7 +27,7 @@ from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.open_sequences import OpenSequences, error_output
 from engine.plan import Chunk, Drafter, SchedulerLimits
-from engine.protocol import ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from engine.protocol import AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
 from engine.publishing import Publisher
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -57,9 +59,11 @@ class Engine:
         with_torch: bool = True,
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
-        where `tiers` outlive the engine. `with_torch`: it may be imported. `drafter`: guesses tokens that a step then checks."""
+        where `tiers` outlive the engine. `with_torch`: it may be imported. `drafter`: guesses tokens that a step then checks.
+        `adapters`: their slots; None where the model computes none."""
         self.info = info
         self.runner = runner
         self.tiers = tiers or NoTiers()
@@ -69,7 +73,8 @@ class Engine:
         self._with_torch = with_torch
         self._drafter = drafter
         this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
-        self._sequences = OpenSequences(lambda sequence: this.scheduler.remove(sequence))
+        self._adapters = AdapterResidency(info.name, adapters)
+        self._sequences = OpenSequences(lambda sequence: this._take_back(sequence))
         self._token_masks = TokenMasks(info, grammars, self._sequences)
         self._stats = EngineStats()
         self._longest_context = info.context_length  # when nothing of the arena is reserved that was not at the start
@@ -103,7 +108,7 @@ class Engine:
         if refused:
             self._sequences.tell(error_output(submit.sequence_id, *refused))
             return
-        root = chain_root(submit.salt, self._identity)
+        root = self._chain_root(submit.salt, submit.adapter)
         sequence = Sequence(
             submit.sequence_id,
             list(submit.prompt_token_ids),
@@ -117,6 +122,7 @@ class Engine:
             constraint=submit.constraint,
             source=submit.fetch_from,
             hands_over=submit.hands_over,
+            adapter=submit.adapter,
         )
         self._sequences.add(sequence)
         leader = self._sequences.get(submit.leader)
@@ -140,6 +146,7 @@ class Engine:
         self._refresh_limits()
         most_beside_decodes = self._stats.rates.num_prompt_tokens_in(self._limits.max_decode_delay_s)
         chunks = self._token_masks.enforceable(self._drop_stale(self.scheduler.schedule(most_beside_decodes)))
+        chunks = self._adapters.computable(chunks, self._sequences)
         schedule_s = self._clock() - started
         forwarded = self._forward(chunks) if chunks else None
         collected: CollectedStep | None = None
@@ -169,6 +176,7 @@ class Engine:
         self._steps.wait()
         self.tiers.close()
         self._token_masks.close()
+        self._adapters.close()
 
     def take_outputs(self) -> list[TokenOutput]:
         return self._sequences.take_outputs()
@@ -186,7 +194,7 @@ class Engine:
     def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
         """Continue sequences that another engine of the same model has detached."""
         for sequence in sequences:
-            sequence.chain_root = chain_root(sequence.tenant, self._identity)
+            sequence.chain_root = self._chain_root(sequence.tenant, sequence.adapter)
             sequence.length_limit = min(sequence.length_limit, self.info.context_length)
             self._sequences.add(sequence)
             self._queue(sequence)
@@ -206,6 +214,7 @@ class Engine:
         self._steps.drop()
         self._stats.end(self.scheduler)
         self.scheduler.cancel_awaited()
+        self._adapters.release_all()
         self.tiers.reset()
         if self._lease is None:
             self.runner.reset()
@@ -266,11 +275,21 @@ class Engine:
             )
             self._sequences.fail(sequence, "context_length_exceeded", message)
 
+    def _chain_root(self, salt: bytes, adapter: AdapterSource | None) -> bytes:
+        return chain_root(salt, self._identity, adapter.digest if adapter is not None else "")
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Take back what an ended sequence has."""
+        self.scheduler.remove(sequence)
+        self._adapters.release(sequence)
+
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
-        """Let a sequence wait for its turn, and before that for its grammar."""
+        """Let a sequence wait for its turn, and before that for its grammar and its adapter."""
         if sequence.hands_over:
             self.tiers.begin_hand_over(sequence.sequence_id)
-        self.scheduler.add(sequence, leader, self._token_masks.awaited(sequence, self._clock))
+        grammar = self._token_masks.awaited(sequence, self._clock)
+        adapter = self._adapters.awaited(sequence, self._clock)
+        self.scheduler.add(sequence, leader, AwaitedTogether.of(grammar, adapter))
 
     def _forward(self, chunks: list[Chunk]) -> ForwardedStep:
         begun_texts: frozenset[int] = frozenset()

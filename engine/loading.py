@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from engine.adapters.bank import AdapterBank
+from engine.adapters.residency import AdapterStore
+from engine.adapters.store import RunnerAdapters
 from engine.bootstrap.program import FileRange
 from engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from engine.bootstrap.store import are_wanted
@@ -30,6 +33,7 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.kv_memory import KvMemory
+from engine.models.decoder import Decoder
 from engine.models.registry import Family, Model, find_family
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
@@ -208,7 +212,10 @@ class ModelLoading(NamedTuple):
             copier = _copier(own, spec.name, group)
             kept = tiers.cache_for(identity, copier, layout.block_bytes * self.shard.size) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
-            engine = Engine(info, runner, limits, lease, identity=identity, tiers=kept, grammars=grammars)
+            adapters = self._adapters(own, group)
+            engine = Engine(
+                info, runner, limits, lease, identity=identity, tiers=kept, grammars=grammars, adapters=adapters
+            )
             if records_bootstrap and arena.device.type == "cpu":
                 self._record_bootstrap(loaded, layout, info)
             return LoadedModel(spec, engine, place, start_moving(loaded, own), group)
@@ -221,7 +228,7 @@ class ModelLoading(NamedTuple):
     def runner_in(self, first_slab: int, num_blocks: int, model: Model, layout: CacheLayout) -> ModelRunner:
         """Return a runner of the model over its blocks of an arena."""
         blocks = layout.blocks_in(self.arena.span(first_slab, num_blocks * layout.block_bytes))
-        return self._runner(model, layout, blocks, self.links and self.links.serving)
+        return self._runner(model, layout, blocks, self.links and self.links.serving, self._bank(model))
 
     def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
         """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""
@@ -288,11 +295,28 @@ class ModelLoading(NamedTuple):
         warm_up.wait()
         return loaded
 
+    def _bank(self, model: Model) -> AdapterBank | None:
+        """Return slots for adapters, which take no memory before the first one comes."""
+        if not isinstance(model, Decoder) or not model.projections:
+            return None
+        return AdapterBank(model.projections, self._dtype(), self.arena.device, self.host.adapter_slots)
+
+    def _adapters(self, runner: ModelRunner, group: "RankGroup | None") -> AdapterStore | None:
+        if runner.adapters is None:
+            return None
+        own = RunnerAdapters(runner, runner.adapters, self.host.adapter_host_bytes)
+        return own if group is None else group.adapters(own, self.spec.name)
+
     def _runner(
-        self, model: Model, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None" = None
+        self,
+        model: Model,
+        layout: CacheLayout,
+        blocks: torch.Tensor,
+        ranks: "Communicator | None" = None,
+        adapters: AdapterBank | None = None,
     ) -> ModelRunner:
         if self.recipe is None:
-            return ModelRunner(model, layout, blocks, ranks=ranks)
+            return ModelRunner(model, layout, blocks, ranks=ranks, adapters=adapters)
         return ModelRunner(model, layout, blocks, self.recipe.pooling, self.recipe.is_normalized, ranks)
 
     def _longest(self) -> int:

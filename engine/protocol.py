@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (2, 1)  # of the protocol
+VERSION = (3, 0)  # of the protocol
 PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -119,6 +119,8 @@ class HostConfig(_Value, frozen=True):
     peer_keys: str | None = None  # a file of engine.keys, the same at all of them; None: they are on one machine
     # Devices of all ranks that share each model, this process' first; the others are its children. Sizes are each rank's own. Empty: it is alone
     group: tuple[str, ...] = ()
+    adapter_slots: int = 16  # of each model, on the device: adapters that sequences of one step may have
+    adapter_host_bytes: int = 1 << 30  # of each model's adapters, kept in host memory as they go into the slots
     # Planned weights of the models that may be loaded, on one rank; 0 where one's are not known yet. A CUDA device's KV cache is what they leave.
     # Empty: kv_bytes says
     model_bytes: tuple[int, ...] = ()
@@ -133,6 +135,14 @@ class BlockSource(_Value, frozen=True):
     address: str  # where it serves them (HostConfig.peer_address)
     hand_over: str  # the sequence there
     within_s: float  # after which this host computes what has not come
+
+
+class AdapterSource(_Value, frozen=True):
+    """An adapter of the model: a directory as PEFT writes it."""
+
+    name: str  # in messages
+    path: str
+    digest: str  # of its files (engine/peft.py): what is cached under it was computed with these
 
 
 class Submit(_Value, frozen=True, tag=True):
@@ -158,6 +168,7 @@ class Submit(_Value, frozen=True, tag=True):
     # fetch the prompt's KV blocks from there before it is admitted. A hint: what does not come is computed here
     fetch_from: BlockSource | None = None
     hands_over: bool = False  # another host fetches the prompt's blocks from here, under this sequence's id
+    adapter: AdapterSource | None = None  # None: the model as it is
 
 
 class Abort(_Value, frozen=True, tag=True):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from engine.adapters.bank import AdapterBank, AdapterRows
+from engine.adapters.content import SlotContent
 from engine.batch import Batch, build_batch
 from engine.context import Context
 from engine.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
@@ -49,9 +51,11 @@ class ModelRunner:
         pooling: Pooling | None = None,
         is_normalized: bool = False,
         ranks: "Communicator | None" = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `pooling`: of an embedding model; `is_normalized`: its
-        embeddings have length 1. `ranks`: that have the other parts of the model, and compute every step at the same time."""
+        embeddings have length 1. `ranks`: that have the other parts of the model, and compute every step at the same time. `adapters`: their slots;
+        None: it has none."""
         self.model = model
         self._ranks = ranks
         self.pooling = pooling
@@ -61,6 +65,7 @@ class ModelRunner:
         self.depth = 2 if kv_cache.is_cuda else 1
         self.layout = layout
         self._layers = layout.views(kv_cache)
+        self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
         self._texts = TextPooling(is_normalized)
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
@@ -98,7 +103,7 @@ class ModelRunner:
         if recorded is not None:
             return recorded
         batch = build_batch(step, self.kv_cache.device, self._chosen_for(step))
-        context = Context(batch, self._layers, ranks=self._ranks)
+        context = Context(batch, self._layers, ranks=self._ranks, adapters=_adapter_rows(self.adapters, batch))
         return ReadyStep(lambda: (self.model.forward(context),), batch.logit_rows)
 
     def _logits(
@@ -131,19 +136,27 @@ class ModelRunner:
 
     def _new_graphs(self) -> DecodeGraphs | None:
         """Return the graphs of the model as it lies in memory now. Ranks do without: one that fails to record would leave the others waiting."""
-        model, layers, device = self.model, self._layers, self.kv_cache.device
+        model, layers, device, adapters = self.model, self._layers, self.kv_cache.device, self.adapters
         if self._ranks is not None:
             return None
         most_logits = _MOST_RECORDED_LOGITS if self.kv_cache.is_cuda else math.inf
 
         def forward(batch: Batch) -> Outputs:
-            hidden = model.forward(Context(batch, layers))
+            hidden = model.forward(Context(batch, layers, adapters=_adapter_rows(adapters, batch)))
             return (hidden, model.logits(hidden)) if hidden.shape[0] <= most_logits else (hidden,)
 
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.block_size, CudaRecorder(), device)
         recorder = ProgramRecorder(self.layout.dtype)
         return DecodeGraphs(forward, self.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
+
+    def place_adapter(self, slot: int, content: SlotContent) -> None:
+        """Put an adapter into a slot. Raises AdapterError."""
+        assert self.adapters is not None
+        if not self.adapters.fits(content):
+            self.adapters.grow(content.rank)
+            self.graphs = self._new_graphs()  # what was recorded reads the slots where they were
+        self.adapters.place(slot, content)
 
     def replace_model(self, model: Model) -> None:
         """Replace the model by the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
@@ -178,6 +191,13 @@ class ModelRunner:
             if not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             tokens.append(token.token_id)
+
+
+def _adapter_rows(bank: AdapterBank | None, batch: Batch) -> AdapterRows | None:
+    if batch.adapter_slots is None:
+        return None
+    assert bank is not None, "a sequence has an adapter, and the model no slots"
+    return bank.rows(batch.adapter_slots)
 
 
 class LaunchedStep(NamedTuple):

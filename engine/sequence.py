@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from engine.constraints import Matcher
 from engine.kv.block_table import BlockTable
-from engine.protocol import BlockSource, Constraint, Pooling, SamplingParams, TokenLogprobs
+from engine.protocol import AdapterSource, BlockSource, Constraint, Pooling, SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
 
 PENDING = -1  # stands for a token that the device has chosen, or will, and the host does not know yet
@@ -34,6 +34,9 @@ class Sequence:
     constraint: Constraint | None = None
     matcher: Matcher | None = None  # where it stands in its grammar; None: it has none, or it is being compiled
     why_unconstrained: str = ""  # why there is none that could be enforced
+    adapter: AdapterSource | None = None
+    adapter_slot: int = -1  # that it holds; -1: its adapter is in none yet, or it has none
+    why_unadapted: str = ""  # why its adapter cannot be had
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose

@@ -80,6 +80,7 @@ class StepInput(NamedTuple):
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
     begun_texts: frozenset[int] = frozenset()  # of which a part has been computed, and the rest is still wanted
+    adapter_slots: "array[int] | None" = None  # of every token, -1: it has none; None: no token has one
 
     @classmethod
     def of(
@@ -122,6 +123,7 @@ class StepInput(NamedTuple):
             prompt_logprobs=_prompt_logprobs(new, lengths),
             pooling=_pooling(new),
             begun_texts=begun_texts,
+            adapter_slots=_adapter_slots(chunks, lengths),
         )
 
     @property
@@ -153,6 +155,7 @@ class StepInput(NamedTuple):
                 ]
             ),
             feeds=feeds,
+            adapter_slots=self.adapter_slots and self.adapter_slots + self.adapter_slots[:each] * times,
         )
 
 
@@ -229,6 +232,13 @@ def _logit_rows(chunks: SequenceOf[Chunk]) -> "array[int] | None":
         if chunk.samples:
             rows.extend(range(end - len(chunk.drafts) - 1, end))
     return rows
+
+
+def _adapter_slots(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> "array[int] | None":
+    slots = [chunk.sequence.adapter_slot for chunk in chunks]
+    if max(slots) < 0:
+        return None
+    return array("q", [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)])
 
 
 def _feeds(

@@ -77,6 +77,7 @@ def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
         token_ids=tokens(step.token_ids),
         positions=tokens(step.positions),
         groups=tuple([group(given) for given in step.groups]),
+        adapter_slots=step.adapter_slots and tokens(step.adapter_slots),
         logit_rows=array("q", [row if row < decodes else row + more for row in rows]),
         feeds=feeds,
     )

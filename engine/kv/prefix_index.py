@@ -1,7 +1,7 @@
 """The hash chain that names a block's content: everything a key or value depends on, and nothing else.
 
 A block's hash covers its tokens and, through the chain, all tokens before it; the chain starts from (tenant salt,
-identity of the cache), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the
+identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the
 process that made them: blocks wait under them in the tiers for the next one. Refuses to know where a block lies.
 """
 
@@ -23,10 +23,12 @@ class CacheIdentity(NamedTuple):
     weights: bytes = b""  # the checkpoint's fingerprint
 
 
-def chain_root(salt: bytes, identity: CacheIdentity) -> bytes:
+def chain_root(salt: bytes, identity: CacheIdentity, adapter: str = "") -> bytes:
+    """Return where a chain begins. `adapter`: the digest of the one that changes the weights; "": none does."""
     model, dtype, block_size, layout, weights = identity
     root = blake2b(digest_size=_DIGEST_BYTES)
-    for part in (salt, model.encode(), dtype.encode(), str(block_size).encode(), layout.encode(), weights):
+    parts = (salt, model.encode(), dtype.encode(), str(block_size).encode(), layout.encode(), weights)
+    for part in (*parts, adapter.encode()) if adapter else parts:
         root.update(len(part).to_bytes(8, "little"))  # length first: ("a", "bc") must not equal ("ab", "c")
         root.update(part)
     return root.digest()

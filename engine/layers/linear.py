@@ -13,9 +13,14 @@ from kernels.weight import GatedActivation, Weight
 class Linear:
     """weight [rows, columns], plain or packed; bias [rows] or None."""
 
-    def __init__(self, weight: Weight, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Weight, bias: torch.Tensor | None = None, first: int = 0, ends: tuple[int, ...] = ()
+    ) -> None:
+        """`first`: the number of its first projection among the model's, and `ends` the last row of each, where adapters may change them."""
         self.weight = weight
         self.bias = bias
+        self._first = first
+        self._ends = ends
 
     @classmethod
     def load(
@@ -28,7 +33,8 @@ class Linear:
         split: Split | None = None,
         unit: int = 1,
     ) -> "Linear":
-        """Load the projections called `names`, one below the other. `split`, `unit`: how ranks share them, as the loader's `matrix` says."""
+        """Load the projections called `names`, one below the other, which adapters may change. `split`, `unit`: how ranks share them, as the loader's
+        `matrix` says."""
         weight = loader.matrix(names, rows, columns, split=split, unit=unit)
         biases = [f"{name}.bias" for name in names]
         # some quantizers write biases, zeros mostly, where the family has none
@@ -36,11 +42,13 @@ class Linear:
         if has_bias and split == "columns" and loader.shard.rank:
             loader.skip_tensors(biases)  # of products that will be summed, the first has it
             has_bias = False
-        return cls(weight, loader.rows(biases, rows, split=split, unit=unit) if has_bias else None)
+        first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit)
+        return cls(weight, loader.rows(biases, rows, split=split, unit=unit) if has_bias else None, first, ends)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.weight.linear(x, self.bias)
+        y = self.weight.linear(x, self.bias)
+        return y if context.adapters is None else context.adapters.add(y, x, self._first, self._ends)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
         """x [tokens, columns] -> activation of gate and up, which are one matrix"""
-        return self.weight.gated(x, self.bias, activation)
+        return self.weight.gated(x, self.bias, activation) if context.adapters is None else activation(self(x, context))

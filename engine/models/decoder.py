@@ -17,6 +17,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.layers.temperature import Temperature
 from engine.weights.loader import WeightLoader
+from engine.weights.shard import MatrixPart
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator
@@ -74,13 +75,16 @@ class Decoder:
         head: TokenEmbedding,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
+        projections: Sequence[MatrixPart] = (),
     ) -> None:
+        """`projections`: that adapters may change, by number."""
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self.rotary = rotary
         self.temperature = temperature
+        self.projections = projections
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -151,4 +155,4 @@ def load_decoder(
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)
-    return Decoder(embedding, layers, norm, head, rotary, temperature)
+    return Decoder(embedding, layers, norm, head, rotary, temperature, loader.projections)

@@ -23,7 +23,9 @@ from engine.parallel.orders import (
     DropModel,
     FetchBlocks,
     LoadPart,
+    PlaceAdapter,
     RankReply,
+    ReadAdapter,
     ResetBlocks,
     ScrubBlocks,
     StoreBlocks,
@@ -70,6 +72,10 @@ class Follower:
                 self._models[model].runner.scrub(blocks)
             case ResetBlocks(model):
                 self._models[model].runner.reset()
+            case ReadAdapter(model, source):
+                self._models[model].adapters.read(source)
+            case PlaceAdapter(model, slot, source):
+                self._models[model].adapters.place(slot, source)
             case ClearSlab(slab):
                 self._memory.arena.clear(slab)
             case LoadPart() | WarmUpPart():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.protocol import ModelSpec
+from engine.protocol import AdapterSource, ModelSpec
 from engine.step import StepInput
 
 
@@ -40,6 +40,19 @@ class ClearSlab(NamedTuple):
     """Zero a slab of the arena that no model uses."""
 
     slab: int
+
+
+class ReadAdapter(NamedTuple):
+    """Read this rank's part of an adapter, which will be placed soon."""
+
+    model: str
+    source: AdapterSource
+
+
+class PlaceAdapter(NamedTuple):
+    model: str
+    slot: int
+    source: AdapterSource
 
 
 class DropModel(NamedTuple):

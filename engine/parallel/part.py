@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from engine.adapters.store import FollowedAdapters
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
@@ -43,6 +44,7 @@ class FollowedModel(NamedTuple):
     model: Model
     layout: CacheLayout
     runner: ModelRunner
+    adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
 
@@ -63,6 +65,7 @@ class FollowedModel(NamedTuple):
                 self.copier.fetch([block], [view], mark)
 
     def close(self) -> None:
+        self.adapters.close()
         if self.under_weights is not None:
             self.under_weights.close()
 
@@ -75,4 +78,5 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         loaded = loading.load(order.context_length, layout.dtype, layout)
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout)
         moving = start_moving(loaded, runner)
-        return FollowedModel(loading, loaded.model, layout, runner, make_copier(runner.kv_cache), moving)
+        adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
+        return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving)

@@ -16,6 +16,8 @@ from contextlib import suppress
 import msgspec
 import torch
 
+from engine.adapters.content import SlotContent
+from engine.adapters.store import RunnerAdapters
 from engine.errors import CheckpointError, RankLostError
 from engine.kv.block_copier import BlockCopier
 from engine.parallel.channel import RankChannel
@@ -26,13 +28,15 @@ from engine.parallel.orders import (
     DropModel,
     FetchBlocks,
     LoadPart,
+    PlaceAdapter,
     RankReply,
+    ReadAdapter,
     ResetBlocks,
     ScrubBlocks,
     StoreBlocks,
     WarmUpPart,
 )
-from engine.protocol import HostConfig, ModelSpec
+from engine.protocol import AdapterSource, HostConfig, ModelSpec
 from engine.runner import Forwarded, LaunchedStep, ModelRunner
 from engine.step import ChoiceRow, StepInput
 from engine.weights.shard import Shard
@@ -97,6 +101,10 @@ class RankGroup:
     def runner(self, own: ModelRunner, model: str) -> "RankedRunner":
         """Return the model's runner for all ranks."""
         return RankedRunner(own, model, self)
+
+    def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
+        """Return what puts adapters into the slots of all ranks."""
+        return RankedAdapters(own, model, self)
 
     def copier(self, own: BlockCopier, model: str, block_bytes: int) -> "RankedCopier":
         """Return what moves all ranks' parts of the model's blocks. `block_bytes`: of one part."""
@@ -226,6 +234,30 @@ class RankedRunner:
     def reset(self) -> None:
         self._group.send(ResetBlocks(self._model))
         self.own.reset()
+
+
+class RankedAdapters:
+    """The adapters of a model that ranks share: each reads its own part, and places it between the same steps."""
+
+    def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
+        self.num_slots = own.num_slots
+        self.host_bytes = own.host_bytes
+        self._own = own
+        self._model = model
+        self._group = group
+
+    def announce(self, source: AdapterSource) -> None:
+        self._group.send(ReadAdapter(self._model, source))
+
+    def read(self, source: AdapterSource) -> SlotContent:
+        return self._own.read(source)
+
+    def num_bytes(self, content: SlotContent) -> int:
+        return self._own.num_bytes(content)
+
+    def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
+        self._group.send(PlaceAdapter(self._model, slot, source))
+        self._own.place(slot, source, content)
 
 
 class RankedCopier:

@@ -7,6 +7,7 @@ each is given its own rows or columns.
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -70,6 +71,7 @@ class WeightLoader:
         """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
         self.matrices: dict[str, Matrix] = {}  # that are plain or could be, by their tensors' names
         self._reads_codes = reads_codes
+        self.projections: list[MatrixPart] = []  # that adapters may change, in the order in which they were laid out
         self._storage = storage
         self.dtype = dtype
         self.device = device
@@ -138,11 +140,7 @@ class WeightLoader:
         """Return the projections called `names`, one below the other, [sum(rows), columns]: packed where they are stored so and kernels take them.
         `experts`: they are so many experts', [experts, rows, columns]. `split`: ranks share each one's rows, or its columns, in multiples of
         `unit`; of several matrices that are fused one with fewer units than ranks is held by several."""
-        of_columns = self.shard.span(columns, unit, names[0], split == "columns")
-        parts = [
-            MatrixPart(name, self.shard.span(n, unit, name, split == "rows", len(names) > 1), of_columns)
-            for name, n in zip(names, rows, strict=True)
-        ]
+        parts = self._parts(names, rows, columns, split, unit)
         of_parts = [self._format_of(name) for name in names]
         packed = next((format for format in of_parts if format is not PLAIN), None)
         if packed is not None and self._keeps_packed:
@@ -158,6 +156,14 @@ class WeightLoader:
                 format.fill(self, part, place)
             weight = PlainWeight(into)
         return weight if experts == 1 else weight.by_expert(experts)
+
+    def note_projections(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, *, split: Split | None, unit: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """Number the projections of a matrix, for adapters that change them. Return the first one's number, and the last row of each on this rank."""
+        first, parts = len(self.projections), self._parts(names, rows, columns, split, unit)
+        self.projections += parts
+        return first, tuple(accumulate(part.rows.size for part in parts))
 
     def stack(
         self,
@@ -247,6 +253,15 @@ class WeightLoader:
         )
         self.compute(lambda: check_coded(name, weight))
         return weight
+
+    def _parts(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, split: Split | None, unit: int
+    ) -> list[MatrixPart]:
+        of_columns = self.shard.span(columns, unit, names[0], split == "columns")
+        return [
+            MatrixPart(name, self.shard.span(n, unit, name, split == "rows", len(names) > 1), of_columns)
+            for name, n in zip(names, rows, strict=True)
+        ]
 
     def _format_of(self, name: str) -> WeightFormat:
         return self._format if self._format is not None and self._format.holds(self._storage, name) else PLAIN

@@ -1,6 +1,17 @@
 """Every operation of kernels/, with what it promises."""
 
-from kernels.catalogue import activations, attention, block_copies, experts, heads, matrices, norms, pooling, sampling
+from kernels.catalogue import (
+    activations,
+    adapters,
+    attention,
+    block_copies,
+    experts,
+    heads,
+    matrices,
+    norms,
+    pooling,
+    sampling,
+)
 from kernels.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -10,6 +21,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *attention.OPERATIONS,
     *matrices.OPERATIONS,
     *experts.OPERATIONS,
+    *adapters.OPERATIONS,
     *sampling.OPERATIONS,
     *pooling.OPERATIONS,
     *block_copies.OPERATIONS,

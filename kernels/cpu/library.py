@@ -64,6 +64,7 @@ class Library:
         self.decode_attention = _by_type(opened, "decode_attention")
         self.verify_attention = _by_type(opened, "verify_attention")
         self.prefill_attention = _by_type(opened, "prefill_attention")
+        self.add_lora = _by_type(opened, "add_lora")
         self.is_finite = _by_type(opened, "is_finite")
         self.sampling = SamplingFunctions(*(functions.find(opened, name) for name in SamplingFunctions._fields))
         self.programs = ProgramFunctions(*(functions.find(opened, name) for name in ProgramFunctions._fields))

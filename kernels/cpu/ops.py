@@ -208,6 +208,52 @@ def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | N
     return y
 
 
+def add_lora(
+    library: Library, y: Tensor, x: Tensor, adapters: Tensor, places: Tensor, slots: Tensor, ends: tuple[int, ...]
+) -> Tensor | None:
+    """As kernels/lora.py's; y is changed."""
+    dtype = x.dtype
+    function = library.add_lora.get(dtype)
+    if function is None or x.ndim != 2 or y.ndim != 2 or places.ndim != 3:
+        return None
+    tokens, columns = x.shape
+    outputs, parts = y.shape[1], len(ends)
+    row_stride, column_stride = x.stride()
+    slot_stride, part_stride, place_stride = places.stride()
+    p_y, p_x, p_adapters, p_numbers = (
+        y.data_ptr(),
+        x.data_ptr(),
+        adapters.data_ptr(),
+        places.data_ptr() | slots.data_ptr(),
+    )
+    if (
+        y.shape[0] != tokens
+        or not 0 < parts <= 3
+        or ends[-1] != outputs
+        or places.shape[1:] != (parts, 3)
+        or y.dtype != dtype
+        or adapters.dtype != dtype
+        or places.dtype != _INT64
+        or slots.dtype != _INT64
+        or slots.numel() != tokens
+        or column_stride != 1
+        or (part_stride, place_stride) != (3, 1)
+        or not (y.is_contiguous() and adapters.is_contiguous() and slots.is_contiguous())
+        or not (y.is_cpu and adapters.is_cpu and places.is_cpu and slots.is_cpu)
+        or (p_y | p_x | p_adapters) & (x.itemsize - 1)
+        or p_numbers & 7
+    ):
+        return None
+    if not tokens:
+        return y
+    end0, end1, end2 = (*ends, 0, 0)[:3]
+    done = function(
+        p_y, p_x, p_adapters, places.data_ptr(), slots.data_ptr(), tokens, outputs, columns, row_stride, places.shape[0], slot_stride, parts,
+        end0, end1, end2, get_num_threads(),
+    )  # fmt: skip
+    return y if done else None
+
+
 def decode_attention(
     library: Library,
     q: Tensor,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from engine.protocol import Submit
 from runtime.engines.hand_over import can_hand_over
 from runtime.engines.model_state import ModelState, Replica
-from runtime.engines.prefixes import Chain, chain_of
+from runtime.engines.prefixes import Chain, chain_of, root_of
 from sites.site import Role
 
 # Where there is no measurement: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
@@ -138,7 +138,7 @@ class Dispatch:
         name, prompt = submit.model, submit.prompt_token_ids
         held = 0
         if self._has_choice:
-            chain = chain_of(submit.salt, prompt)
+            chain = chain_of(root_of(submit), prompt)
             held = replica.prefixes.held_tokens(chain)
             replica.prefixes.remember(chain, self._capacity(replica))
         decode = (
@@ -197,7 +197,7 @@ class Dispatch:
         name, replica, output = submit.model, assignment.replica, assignment.output
         self._output_tokens[name] += OUTPUT_WEIGHT * (len(output) - self._output_tokens[name])
         if self._has_choice and replica.is_awake:  # the conversation's next turn begins with this one
-            chain = chain_of(submit.salt, (*submit.prompt_token_ids, *output))
+            chain = chain_of(root_of(submit), (*submit.prompt_token_ids, *output))
             replica.prefixes.remember(chain, self._capacity(replica))
 
     def _capacity(self, replica: Replica) -> int:
@@ -215,7 +215,7 @@ class _Prompt(NamedTuple):
     def of(cls, submit: Submit, *, known: bool) -> "_Prompt":
         """`known`: False where there is nothing to be chosen, and no digest is wanted."""
         prompt = submit.prompt_token_ids
-        return cls(len(prompt), chain_of(submit.salt, prompt) if known else ())
+        return cls(len(prompt), chain_of(root_of(submit), prompt) if known else ())
 
     def num_uncached(self, replica: Replica) -> int:
         return max(1, self.num_tokens - replica.prefixes.held_tokens(self.chain))

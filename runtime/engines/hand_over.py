@@ -39,6 +39,7 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
         submit.salt,
         priority=submit.priority,
         hands_over=True,
+        adapter=submit.adapter,
     )
 
 

@@ -9,10 +9,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from engine.protocol import Submit
+
 CHUNK = 64  # tokens to a digest: four KV blocks of the usual 16; 1.5 us each
 _DIGEST_BYTES = 8  # a collision makes a guess wrong: one in 2^44 for a million chunks
 
 Chain = tuple[bytes, ...]  # one digest for each whole chunk from the beginning on
+
+
+def root_of(submit: Submit) -> bytes:
+    """Return the salt of a sequence's chain: its tenant's, and its adapter's where it has one."""
+    return submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
 
 
 def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:

@@ -207,4 +207,4 @@ def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplo
     ("rows", "padded"), [(1, 1), (2, 2), (3, 4), (9, 16), (16, 16), (17, 24), (64, 64), (100, 104)]
 )
 def test_sizes_are_few(rows: int, padded: int) -> None:
-    assert GraphShape.of(decodes(rows, blocks=35), pads=True) == (padded, padded, 1, 64, None)
+    assert GraphShape.of(decodes(rows, blocks=35), pads=True) == (padded, padded, 1, 64, None, False)

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any
 
-from engine.protocol import SamplingParams
-from runtime.engines.prefixes import CHUNK, PrefixMemory, chain_of
+from engine.protocol import AdapterSource, SamplingParams, Submit
+from engine.struct import replace
+from runtime.engines.prefixes import CHUNK, PrefixMemory, chain_of, root_of
 from tests.asgi import Exchange, call, start
 from tests.fakes import says
 from tests.runtime.two_devices import CHAT, Pair, ask, even, fast, make_pair
@@ -79,6 +80,9 @@ def test_another_tenants_prompt_says_nothing() -> None:
     memory.remember(chain_of(b"one", prompt), 10_000)
     assert memory.held_tokens(chain_of(b"one", (*prompt, 7, 8))) == 3 * CHUNK
     assert memory.held_tokens(chain_of(b"another", prompt)) == 0
+    own = Submit("s", "tiny", (1,), SamplingParams(1), b"one")
+    assert chain_of(root_of(own), prompt) == chain_of(b"one", prompt)
+    assert memory.held_tokens(chain_of(root_of(replace(own, adapter=AdapterSource("a", "", "ab"))), prompt)) == 0
     assert memory.held_tokens(chain_of(b"one", (9, *prompt[1:]))) == 0, "a chain hangs on its beginning"
 
 

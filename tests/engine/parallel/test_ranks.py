@@ -15,6 +15,7 @@ from engine.loading import LoadedModel, load_model
 from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
 from engine.weights.load import WeightLoad
+from tests.adapters import adapted, write_adapter
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.families import write_family
 from tests.engine.test_constrained_answers import HERE, crowd, ember
@@ -299,3 +300,16 @@ def test_a_packed_model_is_refused_by_name(tmp_path: Path, pair: KvMemory) -> No
     packed_into(tmp_path / "packed", tmp_path / "model")
     with pytest.raises(CheckpointError, match="packed is packed, each tensor whole: ranks cannot share it"):
         load_model(ModelSpec("tiny", str(tmp_path / "packed")), group_of(2), pair)
+
+
+def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: KvMemory) -> None:
+    model = write_family(tmp_path / "base", DENSE)
+    directories = [None, *(tmp_path / f"{i}" for i in range(3))]
+    for i, directory in enumerate(directories[1:]):
+        assert directory is not None
+        write_adapter(directory, model, seed=i, rank=2 + 9 * i)
+    messages = [adapted(message, directory) for message, directory in zip(several(), directories, strict=True)]
+    expected = drain(load_engine(tmp_path / "base"), messages)
+    with loaded(tmp_path / "base", pair, adapter_slots=2) as shared:
+        assert_same(drain(shared.engine, messages), expected)
+        assert_same(drain(shared.engine, messages), expected)

@@ -1,0 +1,79 @@
+"""The slots of a model's adapters on its device: one tensor that stays where it is, so that recorded steps go on when another one comes into a slot.
+
+Made for the rank of the first adapter; where one of a larger class comes, all are laid out anew. Knows tensors; refuses to know which adapter is in
+which slot.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.adapters.content import SlotContent, read_content, slot_size
+from engine.peft import AdapterError
+from engine.protocol import AdapterSource
+from engine.weights.shard import MatrixPart
+from kernels.lora import add_lora
+
+
+class AdapterRows(NamedTuple):
+    """A step's adapters, as the layers of a model see them."""
+
+    values: torch.Tensor  # of all slots
+    places: torch.Tensor  # [slots, projections, 3] int64
+    slots: torch.Tensor  # [tokens] int64, -1: none
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, first: int, ends: tuple[int, ...]) -> torch.Tensor:
+        """Add to y, the product of x with some projections that lie side by side, what each token's adapter adds. `first`: of their numbers;
+        `ends`: their last columns."""
+        return add_lora(y, x, self.values, self.places[:, first : first + len(ends)], self.slots, ends)
+
+
+class AdapterBank:
+    def __init__(
+        self, projections: Sequence[MatrixPart], dtype: torch.dtype, device: torch.device, num_slots: int
+    ) -> None:
+        self.num_slots = num_slots
+        self._projections = projections
+        self._dtype = dtype
+        self._rank = 0
+        self._slot_size = 0
+        self._values = torch.empty(0, dtype=dtype, device=device)
+        self._places = torch.zeros(num_slots, len(projections), 3, dtype=torch.int64, device=device)
+
+    def rows(self, slots: torch.Tensor) -> AdapterRows:
+        return AdapterRows(self._values, self._places, slots)
+
+    def read(self, source: AdapterSource) -> SlotContent:
+        """Read an adapter, from any thread. Raises AdapterError."""
+        content = read_content(source, self._projections, self._dtype)
+        return content._replace(values=content.values.pin_memory()) if self._values.is_cuda else content
+
+    def fits(self, content: SlotContent) -> bool:
+        """Tell whether the slots are large enough as they are."""
+        return content.rank <= self._rank
+
+    @torch.inference_mode()
+    def grow(self, rank: int) -> None:
+        """Lay out the slots for a larger class of ranks: what recorded steps read is gone. Raises AdapterError without the memory for it."""
+        size = slot_size(self._projections, rank)
+        try:
+            values = torch.empty(self.num_slots * size, dtype=self._dtype, device=self._values.device)
+        except RuntimeError as error:
+            taken = self.num_slots * size * self._dtype.itemsize
+            raise AdapterError(
+                f"there is no memory for {self.num_slots} slots of rank {rank}, {taken} bytes: {error}"
+            ) from None
+        values.view(self.num_slots, -1)[:, : self._slot_size] = self._values.view(self.num_slots, -1)
+        moved = torch.arange(self.num_slots, device=values.device).view(-1, 1, 1) * (size - self._slot_size)
+        self._places[..., :2] += moved * (self._places[..., 2:] > 0)
+        self._rank, self._slot_size, self._values = rank, size, values
+
+    @torch.inference_mode()
+    def place(self, slot: int, content: SlotContent) -> None:
+        """Copy an adapter to a slot, in the order of the device's work: steps under way still read what was there."""
+        begin = slot * self._slot_size
+        self._values[begin : begin + len(content.values)].copy_(content.values, non_blocking=True)
+        places = content.places + torch.tensor([begin, begin, 0])
+        places[content.places[:, 2] == 0] = 0
+        self._places[slot].copy_(places.pin_memory() if self._places.is_cuda else places, non_blocking=True)

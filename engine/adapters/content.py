@@ -1,0 +1,103 @@
+"""What an adapter puts into a slot: A and B of every projection that it changes, one behind the other, in the model's type.
+
+Ranks are padded to a class with zeros, which change no sum; the scale is multiplied into B. Of a model that ranks share, each has the rows of B and
+the columns of A that its weights have. Knows tensors; refuses to know slots.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from engine.peft import (
+    WEIGHTS,
+    AdaptedProjection,
+    AdapterDescription,
+    AdapterError,
+    describe,
+    digest_of,
+    projection_key,
+)
+from engine.protocol import AdapterSource
+from engine.weights.shard import MatrixPart
+from kernels.lora import blocked, num_values, padded_rank
+
+_ALIGNMENT = 64  # values, at which every A and B begins
+
+
+class SlotContent(NamedTuple):
+    rank: int  # the class
+    values: torch.Tensor  # [n]
+    places: torch.Tensor  # [projections, 3] int64: where A and B begin, and the padded rank; 0: unchanged
+
+
+def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
+    """Return how many numbers an adapter of a padded rank takes if it changes every projection."""
+    sizes = (num_values(rank, part.rows.size, part.columns.size) for part in projections)
+    return sum(_aligned(size) for pair in sizes for size in pair)
+
+
+def read_content(source: AdapterSource, projections: Sequence[MatrixPart], dtype: torch.dtype) -> SlotContent:
+    """Read an adapter for a model's projections. Raises AdapterError for one of another model, or whose files have changed since it was named."""
+    directory = Path(source.path)
+    description = describe(directory)
+    if digest_of(directory) != source.digest:
+        raise AdapterError(f"the files of {directory} are not those that were registered: add it again")
+    try:
+        tensors = load_file(directory / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"{directory / WEIGHTS} cannot be read: {error}") from None
+    return make_content(description, tensors, projections, dtype)
+
+
+def make_content(
+    description: AdapterDescription, tensors: Mapping[str, torch.Tensor], projections: Sequence[MatrixPart], dtype: torch.dtype
+) -> SlotContent:  # fmt: skip
+    """Lay an adapter out. Raises AdapterError."""
+    numbers = {projection_key(part.name): number for number, part in enumerate(projections)}
+    for key, adapted in description.projections.items():
+        if key not in numbers:
+            raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
+        part = projections[numbers[key]]
+        if (adapted.rows, adapted.columns) != (part.rows.total, part.columns.total):
+            raise AdapterError(
+                f"it is of another model: {key} is [{adapted.rows}, {adapted.columns}] there, and [{part.rows.total}, {part.columns.total}] here"
+            )
+    sizes = {
+        key: num_values(padded_rank(adapted.rank), projections[numbers[key]].rows.size, projections[numbers[key]].columns.size)
+        for key, adapted in description.projections.items()
+    }  # fmt: skip
+    values = torch.zeros(sum(_aligned(size) for pair in sizes.values() for size in pair), dtype=dtype)
+    places, at = torch.zeros(len(projections), 3, dtype=torch.int64), 0
+    for key, adapted in description.projections.items():
+        a, b = _halves(adapted, tensors, projections[numbers[key]], dtype)
+        a_size, b_size = sizes[key]
+        b_at = at + _aligned(a_size)
+        values[at : at + a_size] = a.flatten()
+        values[b_at : b_at + b_size] = b.flatten()
+        places[numbers[key]] = torch.tensor([at, b_at, a.shape[0]])
+        at = b_at + _aligned(b_size)
+    return SlotContent(padded_rank(description.rank), values, places)
+
+
+def _halves(
+    adapted: AdaptedProjection, tensors: Mapping[str, torch.Tensor], part: MatrixPart, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this rank's A [padded rank, columns] and B [blocks, padded rank, 64], the scale in B."""
+    whole_a, whole_b = tensors[adapted.a].float(), tensors[adapted.b].float() * adapted.scale
+    for name, tensor in ((adapted.a, whole_a), (adapted.b, whole_b)):
+        if not bool(torch.isfinite(tensor.to(dtype)).all()):
+            raise AdapterError(f"tensor {name} holds NaN or infinity, or does in {str(dtype).removeprefix('torch.')}")
+    rank = padded_rank(adapted.rank)
+    a = torch.zeros(rank, part.columns.size)
+    a[: adapted.rank] = whole_a[:, part.columns.start : part.columns.end]
+    b = torch.zeros(part.rows.size, rank)
+    b[:, : adapted.rank] = whole_b[part.rows.start : part.rows.end]
+    return a.to(dtype), blocked(b.to(dtype))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,104 @@
+"""Low-rank adapters beside a matrix product: y += B (A x), of each token with its own adapter, or none.
+
+The adapters that a model holds lie in one tensor; of each slot and each projection a table says where its A and B begin there, and their rank. So
+what is computed follows numbers on the device alone: a recorded step goes on where other adapters have come into the slots. Knows slots; refuses to
+know what is in them, and who waits for one.
+"""
+
+import torch
+
+from kernels import checks
+from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from kernels.cpu import ops
+from kernels.dispatch import operation
+
+COLUMNS = 64  # of y in a block of B, [blocks, rank, 64]: what a thread adds to them lies side by side
+MOST_RANK = 64
+RANKS = (8, 16, 32, MOST_RANK)  # that A and B are padded to with zeros
+MOST_PARTS = 3  # projections that are fused into one product: queries, keys and values
+SKIPPED = -1  # the slot of a token without an adapter
+
+
+def padded_rank(rank: int) -> int:
+    """Return the rank that an adapter is kept in."""
+    return next(padded for padded in RANKS if padded >= rank)
+
+
+def num_values(rank: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return how many numbers A and B of a projection [rows, columns] take in a slot, at a padded rank."""
+    return rank * columns, -(-rows // COLUMNS) * rank * COLUMNS
+
+
+def blocked(b: torch.Tensor) -> torch.Tensor:
+    """b [rows, rank] -> [blocks, rank, 64], zeros behind the last row"""
+    rows, rank = b.shape
+    padded = b.new_zeros(-(-rows // COLUMNS) * COLUMNS, rank)
+    padded[:rows] = b
+    return padded.view(-1, COLUMNS, rank).transpose(1, 2).contiguous()
+
+
+def _check(
+    operation: str,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    adapters: torch.Tensor,
+    places: torch.Tensor,
+    slots: torch.Tensor,
+    ends: tuple[int, ...],
+) -> None:
+    if not (
+        y.ndim == x.ndim == 2
+        and x.dtype in FLOATS
+        and y.dtype == adapters.dtype == x.dtype
+        and y.shape[0] == x.shape[0] == slots.shape[0]
+        and y.is_contiguous()
+        and x.stride(1) == 1
+        and adapters.ndim == 1
+        and places.ndim == 3
+        and places.shape[1:] == (len(ends), 3)
+        and places.dtype == slots.dtype == torch.int64
+        and places.stride()[1:] == (3, 1)
+        and 0 < len(ends) <= MOST_PARTS
+        and ends[-1] == y.shape[1]
+        and placed(y, x, adapters, places, slots)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens inputs", dense=1)
+        check.tensor("y", y, "tokens outputs", (x.dtype,), dense=2)
+        check.tensor("adapters", adapters, "values", (x.dtype,), dense=1)
+        check.require("ends", 0 < len(ends) <= MOST_PARTS, f"names {len(ends)} parts, wanted 1 to {MOST_PARTS}")
+        check.agree("ends[-1]", "outputs", ends[-1])
+        check.derive("parts", len(ends), "ends")
+        check.tensor("places", places, "slots parts 3", (torch.int64,), dense=2)
+        check.tensor("slots", slots, "tokens", (torch.int64,), dense=1)
+    if checks.DEBUG:
+        check_indices(operation, "slots", slots, places.shape[0], "the slots there are, or -1", SKIPPED)
+
+
+@operation(_check, triton="lora", native=ops.add_lora)
+def add_lora(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    adapters: torch.Tensor,
+    places: torch.Tensor,
+    slots: torch.Tensor,
+    ends: tuple[int, ...],
+) -> torch.Tensor:
+    """y [tokens, outputs], changed in place: the product's parts side by side, the i-th up to column ends[i]; x [tokens, inputs]; adapters [values];
+    places [slots, parts, 3] int64: where A [rank, inputs] and B [blocks, rank, 64] begin, and the rank, a multiple of 8 up to 64, 0: that part has
+    none; slots [tokens] int64, -1: no adapter. Sums are fp32, and rounded once."""
+    inputs = x.shape[1]
+    for slot in set(slots.tolist()):
+        if slot == SKIPPED:
+            continue
+        rows, begin = (slots == slot).nonzero().squeeze(1), 0
+        for part, end in enumerate(ends):
+            a_at, b_at, rank = places[slot, part].tolist()
+            if rank:
+                a_size, b_size = num_values(rank, end - begin, inputs)
+                a = adapters[a_at : a_at + a_size].view(rank, inputs).float()
+                b = adapters[b_at : b_at + b_size].view(-1, rank, COLUMNS).transpose(1, 2).reshape(-1, rank).float()
+                added = x[rows].float() @ a.T @ b[: end - begin].T
+                y[rows, begin:end] = (y[rows, begin:end].float() + added).to(y.dtype)
+            begin = end
+    return y
