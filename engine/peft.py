@@ -12,8 +12,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 64
 _DIGEST_BYTES = 16
@@ -61,6 +59,8 @@ def projection_key(module: str) -> str:
 
 def describe(directory: Path) -> AdapterDescription:
     """Read what an adapter is. Raises AdapterError."""
+    from safetensors import SafetensorError, safe_open  # not at a host's start
+
     config, path = _read_config(directory), directory / WEIGHTS
     if not path.is_file():
         pickled = (directory / "adapter_model.bin").exists()

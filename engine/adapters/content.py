@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from engine.peft import (
     WEIGHTS,
@@ -42,6 +40,9 @@ def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
 
 def read_content(source: AdapterSource, projections: Sequence[MatrixPart], dtype: torch.dtype) -> SlotContent:
     """Read an adapter for a model's projections. Raises AdapterError for one of another model, or whose files have changed since it was named."""
+    from safetensors import SafetensorError  # not at a host's start
+    from safetensors.torch import load_file
+
     directory = Path(source.path)
     description = describe(directory)
     if digest_of(directory) != source.digest:

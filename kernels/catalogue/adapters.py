@@ -72,12 +72,13 @@ def _cost(arguments: Arguments) -> Cost:
 
 
 _EACH = tuple(range(16))
-# Sums in fp32 and one rounding; the second rounding of y is torch's, whose sum is rounded to fp32 before it is added.
+# Of the storage type, y's rounding; of fp32 as many as two sums of hundreds of terms, one after the other, have.
 ADD_LORA = Operation(
     name="add_lora",
     function=lora.add_lora,
     reference=_added,
     roundings=2,
+    arithmetic=4,
     changes=("y",),
     cases=(
         _case((0,), (8,), (5,), 6),
