@@ -14,6 +14,7 @@ from engine.protocol import AdapterSource, Submit
 from engine.struct import replace
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # DeepSeek's
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 

@@ -47,7 +47,9 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         y = self.weight.linear(x, self.bias)
-        return y if context.adapters is None else context.adapters.add(y, x, self._first, self._ends)
+        if context.adapters is None or not self._ends:
+            return y
+        return context.adapters.add(y, x, self._first, self._ends)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
         """x [tokens, columns] -> activation of gate and up, which are one matrix"""

@@ -155,4 +155,4 @@ def load_decoder(
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)
-    return Decoder(embedding, layers, norm, head, rotary, temperature, loader.projections)
+    return Decoder(embedding, layers, norm, head, rotary, temperature, loader.projections or ())

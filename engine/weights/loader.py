@@ -71,7 +71,8 @@ class WeightLoader:
         """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
         self.matrices: dict[str, Matrix] = {}  # that are plain or could be, by their tensors' names
         self._reads_codes = reads_codes
-        self.projections: list[MatrixPart] = []  # that adapters may change, in the order in which they were laid out
+        # That adapters may change, in the order in which they were laid out. None: of a loader that was made of another, adapters change nothing.
+        self.projections: list[MatrixPart] | None = []
         self._storage = storage
         self.dtype = dtype
         self.device = device
@@ -93,9 +94,11 @@ class WeightLoader:
         return self._storage.look(expected)
 
     def with_dtype(self, dtype: torch.dtype) -> "WeightLoader":
-        return WeightLoader(
+        loader = WeightLoader(
             self._storage, dtype, self.device, self._format, self._keeps_packed, self.shard, self._reads_codes
         )
+        loader.projections = None  # they are of the model's own type
+        return loader
 
     def unpacked(self) -> "WeightLoader":
         """Return a loader of the same model whose matrices are plain, whatever their format."""
@@ -160,7 +163,10 @@ class WeightLoader:
     def note_projections(
         self, names: Sequence[str], rows: Sequence[int], columns: int, *, split: Split | None, unit: int
     ) -> tuple[int, tuple[int, ...]]:
-        """Number the projections of a matrix, for adapters that change them. Return the first one's number, and the last row of each on this rank."""
+        """Number the projections of a matrix, for adapters that change them. Return the first one's number, and the last row of each on this
+        rank; of those that no adapter may change, none."""
+        if self.projections is None:
+            return 0, ()
         first, parts = len(self.projections), self._parts(names, rows, columns, split, unit)
         self.projections += parts
         return first, tuple(accumulate(part.rows.size for part in parts))

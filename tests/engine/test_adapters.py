@@ -14,7 +14,7 @@ from engine.protocol import HostConfig, Submit
 from engine.rates import TransferRate
 from engine.runner import ModelRunner
 from engine.struct import replace
-from tests.adapters import ATTENTION, LINEAR, adapted, write_adapter
+from tests.adapters import ATTENTION, LATENT, LINEAR, adapted, write_adapter
 from tests.checkpoints import write_llama
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
@@ -26,7 +26,7 @@ from tests.engine.test_constrained_answers import HERE, JSON, asked, assert_is_p
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
 DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,", "mistral", "gemma3"))]
-SPARSE = [name for name in MODELS if name.startswith(("qwen3-moe", "mixtral", "gpt-oss"))]
+SPARSE = [name for name in MODELS if name not in DENSE]
 OPTIONS: dict[str, dict[str, Any]] = {
     "all projections": {},
     "queries and values, rank 1": {"targets": ("q_proj", "v_proj"), "rank": 1},
@@ -80,7 +80,8 @@ def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
 @pytest.mark.parametrize("family", [*DENSE, *SPARSE])
 def test_every_family_agrees_with_merged_weights(tmp_path: Path, family: str) -> None:
     model = write_family(tmp_path / "base", family)
-    merged = write_adapter(tmp_path / "a", model, targets=LINEAR if family in DENSE else ATTENTION)
+    targets = LATENT if family.startswith("deepseek") else LINEAR if family in DENSE else ATTENTION
+    merged = write_adapter(tmp_path / "a", model, targets=targets)
     engine, prompt = load_engine(tmp_path / "base"), random_prompt(61, seed=1)
     heard = one(engine, adapted(full("a", prompt, max_tokens=6, prompt_logprobs=True), tmp_path / "a"))
     assert_agrees(merged, prompt, heard)
