@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # not compiled in.
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
+BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of a prompt's last chunks
+_PREFIX = 4000
 _DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # of rows that are not drawn torch takes the highest
 _NUM_BLOCKS = 64  # of a cache that takes no memory
 
@@ -87,8 +89,10 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
     if dry_run.layout.layers:
         for rows, context in DECODES:
             yield decode_batch(rows, min(context, dry_run.context_length), block_size, num_groups)
-    for lens in PROMPTS:
+    for lens in (*PROMPTS, (block_size,), (64,)):  # short ones of whole blocks: of them keys and values are made
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
+    for length in BEHIND_PREFIX if dry_run.layout.layers else ():
+        yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))
 
 
 def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) -> Batch:
@@ -96,10 +100,11 @@ def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) 
     return _batch(rows, num_groups, DecodeBatch(tables, fake_tensor((rows,), torch.int64), context), None)
 
 
-def prompt_batch(lens: tuple[int, ...], block_size: int, num_groups: int = 1) -> Batch:
-    tables = fake_tensor((len(lens), -(-max(lens) // block_size)), torch.int64)
+def prompt_batch(lens: tuple[int, ...], block_size: int, num_groups: int = 1, prefix: int = 0) -> Batch:
+    tables = fake_tensor((len(lens), -(-(prefix + max(lens)) // block_size)), torch.int64)
     starts, contexts = fake_tensor((len(lens) + 1,), torch.int32), fake_tensor((len(lens),), torch.int32)
-    return _batch(sum(lens), num_groups, None, VarlenBatch(tables, starts, contexts, lens, lens))
+    whole = tuple(prefix + length for length in lens)
+    return _batch(sum(lens), num_groups, None, VarlenBatch(tables, starts, contexts, lens, whole))
 
 
 def _batch(tokens: int, num_groups: int, decode: DecodeBatch | None, prefill: VarlenBatch | None) -> Batch:

@@ -1,18 +1,22 @@
 """Latent attention over the paged cache (DeepSeek-V2, arXiv 2405.04434, section 2.1): of each token one vector is kept, which all heads read.
 
-In absorbed form: the projection that would make keys of the vectors is multiplied into the queries, and the one that would make values of them into
-what they give, so that no key and no value is ever made.
+Decodes are computed in absorbed form: the projection that would make keys of the vectors is multiplied into the queries, and the one that would make
+values of them into what they give, so that no key and no value is ever made. Prompts make them, where that takes fewer products
+(expanded_attention.py).
 """
 
 import torch
 
+from engine.batch import DecodeBatch
 from engine.context import Context
 from engine.description.shapes import LatentShape, NormKind
+from engine.layers.expanded_attention import attend, is_cheaper
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.weights.loader import WeightLoader
 from kernels.mla import mla_decode, mla_prefill, mla_write
 from kernels.rotary import rotary
+from kernels.varlen import VarlenBatch
 
 # The families' published code normalises queries and latent vectors by this, whatever config.json says of the other norms.
 _NORM = NormKind(1e-6)
@@ -32,7 +36,7 @@ class LatentAttention:
         self.queries = queries
         self.latent_proj = latent_proj
         self.latent_norm = latent_norm
-        self.up_keys, self.up_values = torch.split(up_proj, [shape.key, shape.value], dim=1)
+        self.up_proj = up_proj
         self.o_proj = o_proj
         self.shape = shape
 
@@ -55,30 +59,40 @@ class LatentAttention:
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        cached, (cos, sin) = context.caches[self.shape.layer], context.turns[0]
-        cache = cached.segments[0].squeeze(2)
-        slots = context.batch.groups[cached.group].slot_mapping
-        mla_write(self.latent_proj(x, context), self.latent_norm.weight, self.latent_norm.eps, cos, sin, cache, slots)
-        q = self.queries(x, context)
-        q_key, q_rotary = torch.split(q, [self.shape.key, self.shape.rotary], dim=2)
-        q_latent = torch.bmm(q_key.transpose(0, 1), self.up_keys).transpose(0, 1)
-        attended = self._attend(q_latent, rotary(q_rotary, cos, sin, is_interleaved=True), cache, cached.group, context)
-        values = torch.bmm(attended.transpose(0, 1), self.up_values.transpose(1, 2)).transpose(0, 1)
+        (segment,), group = context.caches[self.shape.layer]
+        cache, batch, decoded = segment.squeeze(2), context.batch.groups[group], context.batch.num_decoded
+        norm, (cos, sin) = self.latent_norm, context.turns[0]
+        mla_write(self.latent_proj(x, context), norm.weight, norm.eps, cos, sin, cache, batch.slot_mapping)
+        q_key, q_rotary = torch.split(self.queries(x, context), [self.shape.key, self.shape.rotary], dim=2)
+        q_rotary = rotary(q_rotary, cos, sin, is_interleaved=True)
+        outputs = []
+        for few in (batch.decode, batch.verify):
+            if few is not None:
+                outputs.append(self._absorbed(q_key[:decoded], q_rotary[:decoded], cache, few))
+        if (prompts := batch.prefill) is not None:
+            outputs.append(self._prompts(q_key[decoded:], q_rotary[decoded:], cache, prompts))
+        values = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return context.summed(self.o_proj(values.flatten(1), context))
 
-    def _attend(
-        self, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, group: int, context: Context
+    def _prompts(
+        self, q_key: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch
     ) -> torch.Tensor:
-        """-> [tokens, heads, latent]"""
-        outputs, batch, decoded, scale = [], context.batch.groups[group], context.batch.num_decoded, self.shape.scale
-        if (decode := batch.decode) is not None:
-            tables, lens, longest = decode.block_tables, decode.context_lens, decode.max_context_len
-            outputs.append(mla_decode(q_latent[:decoded], q_rotary[:decoded], cache, tables, lens, longest, scale))
-        if batch.verify is not None:
-            outputs.append(mla_prefill(q_latent[:decoded], q_rotary[:decoded], cache, batch.verify, scale))
-        if batch.prefill is not None:
-            outputs.append(mla_prefill(q_latent[decoded:], q_rotary[decoded:], cache, batch.prefill, scale))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if is_cheaper(batch, cache.shape[1], self.shape):
+            return attend(q_key, q_rotary, self.up_proj, cache, batch, self.shape)
+        return self._absorbed(q_key, q_rotary, cache, batch)
+
+    def _absorbed(
+        self, q_key: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: DecodeBatch | VarlenBatch
+    ) -> torch.Tensor:
+        """-> [tokens, heads, value]"""
+        up_keys, up_values = torch.split(self.up_proj, [self.shape.key, self.shape.value], dim=1)
+        q_latent, scale = torch.bmm(q_key.transpose(0, 1), up_keys).transpose(0, 1), self.shape.scale
+        if isinstance(batch, DecodeBatch):
+            tables, lens, longest = batch.block_tables, batch.context_lens, batch.max_context_len
+            attended = mla_decode(q_latent, q_rotary, cache, tables, lens, longest, scale)
+        else:
+            attended = mla_prefill(q_latent, q_rotary, cache, batch, scale)
+        return torch.bmm(attended.transpose(0, 1), up_values.transpose(1, 2)).transpose(0, 1)
 
 
 class LatentQueries:

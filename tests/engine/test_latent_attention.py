@@ -8,11 +8,14 @@ from engine.context import Context
 from engine.description.rotary import RotaryRule
 from engine.description.shapes import LatentShape
 from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
+from engine.layers import expanded_attention
+from engine.layers.expanded_attention import attend, is_cheaper
 from engine.layers.latent_attention import LatentAttention, LatentQueries
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.step import scratch_step
+from kernels.catalogue.paged import Heads, paged, varlen
 from kernels.plain import PlainWeight
 from tests.closeness import assert_close
 
@@ -62,7 +65,8 @@ def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> t
     )
     latent, k_rotary = torch.split(times(layer.latent_proj, x), [LATENT, ROTARY], dim=1)
     latent = normed(layer.latent_norm, latent)
-    keys, values = (torch.einsum("cl,hnl->chn", latent, up.double()) for up in (layer.up_keys, layer.up_values))
+    ups = torch.split(layer.up_proj.double(), [KEY, VALUE], dim=1)
+    keys, values = (torch.einsum("cl,hnl->chn", latent, up) for up in ups)
     scores = torch.einsum("thn,chn->htc", q_key, keys) + torch.einsum("thr,cr->htc", turned(q_rotary), turned(k_rotary))
     unseen = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
     weights = (scores * scale).masked_fill(unseen, -torch.inf).softmax(-1)
@@ -70,16 +74,57 @@ def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> t
 
 
 @pytest.mark.parametrize(("heads", "query_rank"), [(128, 1536), (64, 1536), (64, None)])
-def test_a_prompt_in_chunks_and_a_decode_are_the_formula_at_full_size(heads: int, query_rank: int | None) -> None:
+@pytest.mark.parametrize("most_bytes", [64 << 20, 1 << 20, 1])
+def test_a_prompt_in_chunks_and_a_decode_are_the_formula_at_full_size(
+    heads: int, query_rank: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`most_bytes` of keys and values, which are made for all heads at once, for 13 and for one."""
+    if most_bytes == 1 and heads == 128:
+        pytest.skip("as of 64 heads")
+    monkeypatch.setitem(expanded_attention._MOST_BYTES, "cpu", most_bytes)
     layer, x = random_layer(heads, query_rank), torch.randn(45, HIDDEN)
     table = RotaryTable(RotaryRule("default", 50_000.0), ROTARY, 64, CPU)
     table.compute()
     expected = by_formula(layer, x, table)
     layout = CacheLayout([CachedLayer((CacheSegment("latent", 1, LATENT + ROTARY),))], 16, torch.float32)
-    caches, got, begin = layout.views(layout.new_blocks(3, CPU)), [], 0
-    for end in (7, 40, 44, 45):
+    caches, got, begin, ways = layout.views(layout.new_blocks(3, CPU)), [], 0, []
+    for end in (32, 36, 44, 45):
         batch = build_batch(scratch_step([9] * end, begin, 16)[0], CPU)
-        assert (batch.groups[0].decode is not None) == (end - begin == 1)
+        group = batch.groups[0]
+        assert (group.decode is not None) == (end - begin == 1)
+        ways.append(group.prefill is not None and is_cheaper(group.prefill, 16, layer.shape))
         got.append(layer(x[begin:end], Context(batch, caches, (table.at(batch.positions),))))
         begin = end
+    assert ways == [True, False, False, False]
     assert_close("attended", expected, torch.cat(got), 3e-6)
+
+
+@pytest.mark.parametrize("most_bytes", [64 << 20, 1 << 20])
+def test_prompts_behind_prefixes_are_the_same_in_either_form(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(expanded_attention._MOST_BYTES, "cpu", most_bytes)
+    heads, q_lens, lens = 6, (9, 30, 1), (40, 30, 77)
+    layer = random_layer(heads, None)
+    cache, _, tables, _ = paged(lens, Heads(heads, 1, LATENT + ROTARY, 16), torch.float32)
+    q_key, q_rotary = torch.randn(sum(q_lens), heads, KEY), torch.randn(sum(q_lens), heads, ROTARY)
+    batch = varlen(tables, q_lens, lens)
+    absorbed = layer._absorbed(q_key, q_rotary, cache.squeeze(2), batch)
+    assert_close("values", absorbed, attend(q_key, q_rotary, layer.up_proj, cache.squeeze(2), batch, layer.shape), 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "lens", "is_expanded"),
+    [
+        ((2048,), (2048,), True),
+        ((1,), (4000,), False),
+        ((100,), (4000,), False),
+        ((300,), (4000,), True),
+        ((2048,), (200_000,), True),
+        ((300, 2), (300, 4000), False),  # the shorter one's table is padded
+    ],
+)
+def test_the_form_that_takes_fewer_products_is_chosen(
+    q_lens: tuple[int, ...], lens: tuple[int, ...], is_expanded: bool
+) -> None:
+    shape = LatentShape(128, 1536, LATENT, ROTARY, KEY, VALUE, 0.1, 0)
+    batch = varlen(torch.empty(len(lens), max(lens) // 16, dtype=torch.int64), q_lens, lens)
+    assert is_cheaper(batch, 16, shape) == is_expanded

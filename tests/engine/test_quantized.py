@@ -68,7 +68,7 @@ INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     "deepseek-v3, compressed-tensors": lambda d: write_quantized(
         d, DeepseekV3Config, quantizers.compressed_tensors, pack_quantized(), **DEEPSEEK
     ),
-    "deepseek-v3, compressed-tensors, attention left alone": lambda d: write_quantized(
+    "deepseek-v3, compressed-tensors, attention plain": lambda d: write_quantized(
         d, DeepseekV3Config, quantizers.compressed_tensors, pack_quantized(), left_alone="self_attn", **DEEPSEEK
     ),
 }  # fmt: skip

@@ -293,7 +293,7 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
             attention = each(shard=Shard(rank, 2)).layers[0].attention
             assert attention.shape.num_heads == config.num_heads // 2
             if isinstance(attention, LatentAttention):
-                assert len(attention.up_keys) == len(attention.up_values) == config.num_heads // 2
+                assert len(attention.up_proj) == config.num_heads // 2
             else:
                 assert attention.shape.num_kv_heads == max(1, config.num_kv_heads // 2)
             head_size = getattr(config, "value_dim", config.head_dim)
