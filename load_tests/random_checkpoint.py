@@ -36,17 +36,26 @@ SHAPES = {
 
 def write(directory: Path, shape: Shape) -> Path:
     """Whole or not at all; one that is there already is kept."""
+    vocab = ember_vocab()
+    return write_tensors(directory, config(shape, vocab), tensors(shape, vocab))
+
+
+def write_tensors(directory: Path, config: dict[str, object], named: dict[str, tuple[int, ...]]) -> Path:
+    """As `write`. Tensors whose names end in "_packed" are words of four-bit codes, all others bf16."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     add_tokenizer(directory)
-    vocab = int(json.loads((EMBER / "config.json").read_text())["vocab_size"])
-    (directory / "config.json").write_text(json.dumps(config(shape, vocab), indent=2))
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"do_sample": False}))
     partial = directory / "model.safetensors.partial"
-    _write_weights(partial, tensors(shape, vocab))
+    _write_weights(partial, named)
     partial.rename(directory / "model.safetensors")
     return directory
+
+
+def ember_vocab() -> int:
+    return int(json.loads((EMBER / "config.json").read_text())["vocab_size"])
 
 
 def add_tokenizer(directory: Path) -> None:
@@ -91,8 +100,9 @@ def _write_weights(path: Path, named: dict[str, tuple[int, ...]]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dimensions in named.items():
-        size = 2 * torch.Size(dimensions).numel()
-        header[name] = {"dtype": "BF16", "shape": list(dimensions), "data_offsets": [end, end + size]}
+        dtype, item = ("I32", 4) if name.endswith("_packed") else ("BF16", 2)
+        size = item * torch.Size(dimensions).numel()
+        header[name] = {"dtype": dtype, "shape": list(dimensions), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -102,8 +112,8 @@ def _write_weights(path: Path, named: dict[str, tuple[int, ...]]) -> None:
     ones = torch.ones(1, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for number, dimensions in enumerate(named.values()):
-            left = 2 * torch.Size(dimensions).numel()
+        for number, (name, dimensions) in enumerate(named.items()):
+            left = (4 if name.endswith("_packed") else 2) * torch.Size(dimensions).numel()
             if len(dimensions) == 1:
                 file.write(ones * (left // 2))
                 continue

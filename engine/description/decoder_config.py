@@ -58,7 +58,12 @@ class DecoderConfig:
     @property
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
-        return len(self.rotary) * self.head_dim
+        return len(self.rotary) * self.rotary_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of each head that turn."""
+        return self.head_dim
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer whose names begin with `name`."""

@@ -8,30 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, refuse_unless, text_keys
+from engine.description.decoder_config import LayerKind, refuse_unless, text_keys
+from engine.description.grouped_moe import GroupedMoeConfig, read_experts
 from engine.description.rotary import RotaryRule, read_rotary_rule, sharpening
-from engine.description.shapes import ExpertsShape, GroupedRouting, LatentShape
+from engine.description.shapes import LatentShape
 from engine.description.vision import VisionShape
-from engine.description.weights import WeightShape, experts, gated, norm, projections, summed
-from engine.errors import CheckpointError
+from engine.description.weights import WeightShape, norm, projections, summed
 from engine.kv.layout import CachedLayer, CacheSegment
-from engine.weights.config import flag, number, positive_int, positive_number
+from engine.weights.config import number, positive_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatentConfig(DecoderConfig):
+class LatentConfig(GroupedMoeConfig):
     """`head_dim` is what turns of each head; `num_kv_heads` 0: all heads read the same, so that ranks cannot share it."""
 
     q_rank: int | None  # None: queries are projected at once
     kv_rank: int
     nope_dim: int
     value_dim: int
-    intermediate_size: int  # of dense layers
-    experts: ExpertsShape
-    routing: GroupedRouting
-    num_shared: int
-    sparse_layers: frozenset[int]
-    num_mtp_layers: int  # behind the others: they predict further tokens
     vision: VisionShape | None
 
     @property
@@ -59,19 +53,8 @@ class LatentConfig(DecoderConfig):
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
-        mlp, hidden = f"{name}.mlp", self.hidden_size
-        attention = [*self._attention(f"{name}.self_attn"), *(norm(f"{name}.norm_{i}", hidden) for i in range(2))]
-        if layer not in self.sparse_layers:
-            return [*attention, *gated(mlp, hidden, self.intermediate_size)]
-        shared = self.num_shared * self.experts.intermediate_size
-        gate, num_experts = f"{mlp}.gate", self.experts.num_experts
-        return [
-            *attention,
-            WeightShape("router", gate, num_experts, hidden, is_wide=True),
-            WeightShape("router", f"{gate}.e_score_correction_bias", num_experts, is_wide=True),
-            *experts(f"{mlp}.experts", self.experts, self.routing.top_k),
-            *(gated(f"{mlp}.shared_experts", hidden, shared, part="shared_experts") if shared else []),
-        ]
+        norms = [norm(f"{name}.norm_{i}", self.hidden_size) for i in range(2)]
+        return [*self._attention(f"{name}.self_attn"), *norms, *self.feed_forward_weights(layer, f"{name}.mlp")]
 
     def _attention(self, name: str) -> list[WeightShape]:
         hidden, heads, key_dim = self.hidden_size, self.num_heads, self.nope_dim + self.head_dim
@@ -99,28 +82,19 @@ def parse_config(config: Mapping[str, Any]) -> LatentConfig:
     text = text_keys(config)
     refuse_unless(text, "attention_bias", False)
     refuse_unless(text, "rope_interleave", True, None)
-    num_layers, dense = positive_int(text, "num_hidden_layers"), int(text.get("first_k_dense_replace") or 0)
-    every = positive_int(text, "moe_layer_freq", 1)
-    num_experts, nope_dim = positive_int(text, "n_routed_experts"), positive_int(text, "qk_nope_head_dim")
-    rope_dim, rule = positive_int(text, "qk_rope_head_dim"), read_rotary_rule(text)
+    nope_dim, rope_dim = positive_int(text, "qk_nope_head_dim"), positive_int(text, "qk_rope_head_dim")
+    rule = read_rotary_rule(text)
     read = LatentConfig.read(
         {**text, "head_dim": rope_dim},
         rotary=(rule,),
         attention_scale=(nope_dim + rope_dim) ** -0.5 * _sharpened(text, rule),
-        layers=(LayerKind(),) * num_layers,
+        layers=(LayerKind(),) * positive_int(text, "num_hidden_layers"),
         q_rank=None if text.get("q_lora_rank") is None else positive_int(text, "q_lora_rank"),
         kv_rank=positive_int(text, "kv_lora_rank"),
         nope_dim=nope_dim,
         value_dim=positive_int(text, "v_head_dim"),
-        intermediate_size=positive_int(text, "intermediate_size"),
-        experts=ExpertsShape(
-            num_experts, positive_int(text, "hidden_size"), positive_int(text, "moe_intermediate_size")
-        ),
-        routing=_routing(text, num_experts),
-        num_shared=int(text.get("n_shared_experts") or 0),
-        sparse_layers=frozenset(i for i in range(dense, num_layers) if i % every == 0),
-        num_mtp_layers=int(text.get("num_nextn_predict_layers") or 0),
         vision=_vision(config.get("vision_config")),
+        **read_experts(text, groups=8, top_groups=4, scale=2.5),
     )
     return replace(read, num_kv_heads=0)
 
@@ -130,21 +104,6 @@ def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
     described = config.get("rope_parameters") or config.get("rope_scaling") or {}
     weight = number(described, "mscale_all_dim", 0.0)
     return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0
-
-
-def _routing(config: Mapping[str, Any], num_experts: int) -> GroupedRouting:
-    refuse_unless(config, "scoring_func", "sigmoid", None)
-    refuse_unless(config, "topk_method", "noaux_tc", None)
-    top_k = read_top_k(config, num_experts)
-    groups, top_groups = positive_int(config, "n_group", 8), positive_int(config, "topk_group", 4)
-    size = num_experts // groups
-    if num_experts % groups or top_groups > groups or top_k > top_groups * size or (size < 2 and top_groups < groups):
-        raise CheckpointError(
-            f"config.json has n_group = {groups}, topk_group = {top_groups} and num_experts_per_tok = {top_k} for {num_experts} experts: "
-            "groups must be even, of two experts at least, and the chosen ones must hold as many as a token goes to"
-        )
-    scale = positive_number(config, "routed_scaling_factor", 2.5)
-    return GroupedRouting(top_k, groups, top_groups, flag(config, "norm_topk_prob", True), scale)
 
 
 def _vision(config: Mapping[str, Any] | None) -> VisionShape | None:

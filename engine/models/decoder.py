@@ -152,7 +152,7 @@ def load_decoder(
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says
     loader.skip(r".*\.([kv]_scale|weight_shape)")
-    rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
+    rotary = [RotaryTable(rule, config.rotary_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)
     return Decoder(embedding, layers, norm, head, rotary, temperature, loader.projections or ())

@@ -5,6 +5,7 @@ not computed.
 """
 
 from engine.description.deepseek_v3 import LatentConfig
+from engine.description.grouped_moe import GroupedMoeConfig
 from engine.description.weights import GATED_PARTS
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.mlp import GatedMLP
@@ -16,27 +17,33 @@ from engine.weights.loader import WeightLoader
 
 
 def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Decoder:
-    hidden, norm, experts = config.hidden_size, config.norm, config.experts
-
-    def feed_forward(i: int, name: str) -> Part:
-        if i not in config.sparse_layers:
-            return GatedMLP.load(loader, name, hidden, config.intermediate_size)
-        shared = config.num_shared * experts.intermediate_size
-        return SparseMLP(
-            GroupedRouter.load(loader, f"{name}.gate", experts.num_experts, hidden, config.routing),
-            Experts.load_each(loader, f"{name}.experts", experts, GATED_PARTS),
-            GatedMLP.load(loader, f"{name}.shared_experts", hidden, shared) if shared else None,
-        )
+    hidden, norm = config.hidden_size, config.norm
 
     def layer(i: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
             attention=LatentAttention.load(loader, f"{name}.self_attn", hidden, config.latent_attention(i)),
             feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
-            feed_forward=feed_forward(i, f"{name}.mlp"),
+            feed_forward=load_feed_forward(config, loader, i, f"{name}.mlp"),
         )
 
-    for i in range(config.num_layers, config.num_layers + config.num_mtp_layers):
-        loader.skip(rf"(language_model\.)?model\.layers\.{i}\..*")  # predict further tokens: nothing drafts by them yet
+    skip_mtp_layers(config, loader)
     loader.skip(r"(vision_tower|mm_projector)\..*")
     return load_decoder(config, loader, context_length, layer)
+
+
+def load_feed_forward(config: GroupedMoeConfig, loader: WeightLoader, layer: int, name: str) -> Part:
+    hidden, experts, shared = config.hidden_size, config.experts, config.shared_size
+    if layer not in config.sparse_layers:
+        return GatedMLP.load(loader, name, hidden, config.intermediate_size)
+    return SparseMLP(
+        GroupedRouter.load(loader, f"{name}.gate", experts.num_experts, hidden, config.routing),
+        Experts.load_each(loader, f"{name}.experts", experts, GATED_PARTS),
+        GatedMLP.load(loader, f"{name}.shared_experts", hidden, shared) if shared else None,
+    )
+
+
+def skip_mtp_layers(config: GroupedMoeConfig, loader: WeightLoader) -> None:
+    """Let the layers stay unread that predict further tokens: nothing drafts by them."""
+    for i in range(config.num_layers, config.num_layers + config.num_mtp_layers):
+        loader.skip(rf"(language_model\.)?model\.layers\.{i}\..*")

@@ -7,7 +7,7 @@ import torch
 
 from engine.context import Context
 from engine.description.registry import PARSERS, Parse, find_architecture
-from engine.models import bert, deepseek_v3, dense, gemma3, gpt_oss, llama4, mixtral, qwen3_moe
+from engine.models import bert, deepseek_v3, dense, gemma3, glm4_moe, gpt_oss, llama4, mixtral, qwen3_moe
 from engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "BertModel": bert.load,
     "DeepseekV3ForCausalLM": deepseek_v3.load,
     "Gemma3ForCausalLM": gemma3.load,
+    "Glm4MoeForCausalLM": glm4_moe.load,
     "GptOssForCausalLM": gpt_oss.load,
     "KimiK25ForConditionalGeneration": deepseek_v3.load,
     "Llama4ForCausalLM": llama4.load,

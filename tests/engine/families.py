@@ -11,6 +11,7 @@ import torch
 from transformers import (
     DeepseekV3Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -163,6 +164,20 @@ MODELS: dict[str, PreTrainedConfig] = {
         norm_topk_prob=False,
         routed_scaling_factor=1.3,
         tie_word_embeddings=True,
+    ),
+    "glm-4.5, half of each head turns, normed and biased": config(
+        Glm4MoeConfig,
+        head_dim=12,
+        attention_bias=True,
+        use_qk_norm=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        moe_intermediate_size=27,
+        n_routed_experts=10,
+        num_experts_per_tok=3,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.7,
     ),
     "scout, chunks of 16, one of five experts": config(
         Llama4TextConfig,

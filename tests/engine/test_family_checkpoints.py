@@ -22,6 +22,9 @@ from tests.engine.families import MODELS, PACKED, config, write_family
 DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "scout, chunks of 16, one of five experts"
 
 
+GLM = "glm-4.5, half of each head turns, normed and biased"
+
+
 def change_config(directory: Path, **changes: Any) -> None:
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -185,6 +188,9 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
         (DEEPSEEK, {"qk_rope_head_dim": 7}, "head_dim 7.*head_dim even"),
         (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank = None; it must be a positive whole number"),
+        (GLM, {"partial_rotary_factor": 0.3, "rope_parameters": None}, "partial_rotary_factor = 0.3, by which 3 numbers"),
+        (GLM, {"rope_parameters": 3}, "rotary parameters 3; they must be an object"),
+        (GLM, {"n_routed_experts": 0}, "n_routed_experts = 0"),
         (SCOUT, {"moe_layers": [1, 4]}, r"moe_layers = \[1, 4\]; they must be layers below 4"),
         (SCOUT, {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\]; it must be a list of 4"),
         (SCOUT, {"layer_types": ["full_attention"] * 4}, "layer_types = .*supported for Llama4ForCausalLM is"),

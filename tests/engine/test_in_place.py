@@ -108,11 +108,11 @@ def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
             loaded.close()
 
 
-def assert_same(found: list[Heard], expected: list[Heard]) -> None:
+def assert_same(found: list[Heard], expected: list[Heard], by_torch: bool = False) -> None:
     """To the bit where the C library computes; torch adds up in an order that depends on where a matrix lies."""
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.token_ids == theirs.token_ids
-        if library.loaded is not None:
+        if library.loaded is not None and not by_torch:
             assert mine.logprobs == theirs.logprobs
         for own, other in zip(mine.logprobs, theirs.logprobs, strict=True):
             assert (as_distribution(own) - as_distribution(other)).nan_to_num().abs().max() <= TOLERANCE
@@ -162,18 +162,19 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
 ) -> None:
     write_family(tmp_path, name, getattr(torch, dtype))
     expected = copied(tmp_path, memory, monkeypatch, dtype)
+    by_torch = name.startswith("deepseek")  # the products of latent attention's heads
     for path in (kept_at, None):
         loaded = load(tmp_path, path, memory, dtype)
         info = loaded.engine.info
         assert not info.mapped
         assert {"config", "fingerprint", "kv", "build", "map", "warm_up"} == {phase for phase, _ in info.load_phases}
-        assert_same(answers(loaded), expected)
+        assert_same(answers(loaded), expected, by_torch)
         assert has_moved(loaded)
-        assert_same(answers(loaded, close=True), expected)
+        assert_same(answers(loaded, close=True), expected, by_torch)
     again = load(tmp_path, kept_at, memory, dtype)
     assert again.engine.info.mapped
     assert again.engine.info.weights_bytes == info.weights_bytes
-    assert_same(answers(again, close=True), expected)
+    assert_same(answers(again, close=True), expected, by_torch)
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)

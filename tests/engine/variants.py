@@ -64,6 +64,10 @@ SCOUT = LLAMA | {
     "architectures": ["Llama4ForCausalLM"], "hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 202048, "intermediate_size": 8192,
     "intermediate_size_mlp": 16384, "num_local_experts": 16, "no_rope_layers": [1, 0], "attention_chunk_size": 4096,
 }  # fmt: skip
+GLM = LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"], "num_attention_heads": 96, "vocab_size": 151552, "intermediate_size": 10944, "attention_bias": True,
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
@@ -129,6 +133,7 @@ PLAIN: dict[str, dict[str, Any]] = {
                         "num_attention_heads": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
     "deepseek-v3": DEEPSEEK,
     "llama4": SCOUT,
+    "glm-4.5": GLM,
 }  # fmt: skip
 
 

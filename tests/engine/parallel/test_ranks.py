@@ -34,6 +34,7 @@ FAMILIES = (
     "llama, six heads over two",
     LATENT,
     CHUNKS,
+    "glm-4.5, half of each head turns, normed and biased",
 )
 
 

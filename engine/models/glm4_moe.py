@@ -1,0 +1,30 @@
+"""GLM-4.5, 4.6 and 4.7 as a table of parts: attention of whose heads a part turns, and DeepSeek-V3's experts, called alike."""
+
+from engine.description.glm4_moe import Glm4MoeConfig
+from engine.layers.norm import RMSNorm
+from engine.layers.partial_attention import PartialAttention
+from engine.models.decoder import Decoder, DecoderLayer, load_decoder
+from engine.models.deepseek_v3 import load_feed_forward, skip_mtp_layers
+from engine.weights.loader import WeightLoader
+
+
+def load(config: Glm4MoeConfig, loader: WeightLoader, context_length: int) -> Decoder:
+    hidden, norm = config.hidden_size, config.norm
+
+    def layer(i: int, name: str) -> DecoderLayer:
+        return DecoderLayer(
+            attention_norm=RMSNorm.load(loader, f"{name}.input_layernorm", hidden, norm),
+            attention=PartialAttention.load(
+                loader,
+                f"{name}.self_attn",
+                hidden,
+                config.attention(i),
+                qkv_bias=config.attention_bias,
+                qk_norm=norm if config.qk_norm else None,
+            ),
+            feed_forward_norm=RMSNorm.load(loader, f"{name}.post_attention_layernorm", hidden, norm),
+            feed_forward=load_feed_forward(config, loader, i, f"{name}.mlp"),
+        )
+
+    skip_mtp_layers(config, loader)
+    return load_decoder(config, loader, context_length, layer)
