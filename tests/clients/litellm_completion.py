@@ -1,4 +1,4 @@
-"""litellm: as it speaks to vLLM servers, to OpenAI-compatible ones, and to Cloudflare."""
+"""litellm: as it speaks to vLLM servers, to OpenAI-compatible ones by either of their APIs, to Anthropic and to Cloudflare."""
 
 import json
 from functools import partial
@@ -10,7 +10,9 @@ from harness import ANSWER, CHAT, QUESTION, Person, expect
 
 OPENAI = {"api_base": harness.OPENAI_URL, "api_key": harness.KEY}
 CLOUDFLARE = {"api_base": f"{harness.CLOUDFLARE_URL}/accounts/account/ai/run", "api_key": harness.KEY}
-WAYS = {"hosted_vllm/": OPENAI, "openai/": OPENAI, "cloudflare/@pilotlight/": CLOUDFLARE}
+ANTHROPIC = {"api_base": harness.ROUTER, "api_key": harness.KEY}
+WITH_TOOLS = {"hosted_vllm/": OPENAI, "openai/": OPENAI, "openai/responses/": OPENAI, "anthropic/": ANTHROPIC}
+WAYS = {**WITH_TOOLS, "cloudflare/@pilotlight/": CLOUDFLARE}
 USER = {"role": "user", "content": QUESTION}
 WEATHER_USER = {"role": "user", "content": harness.WEATHER_QUESTION}
 litellm.num_retries = 0
@@ -33,7 +35,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    for way in ("hosted_vllm/", "openai/"):
+    for way in WITH_TOOLS:
         first = ask(way, messages=[WEATHER_USER], tools=[harness.STRICT_TOOL]).choices[0].message
         (call,) = first.tool_calls
         harness.expect_weather(call.function.arguments)
@@ -43,20 +45,20 @@ def tools() -> None:
 
 
 def forced_tool() -> None:
-    for way in ("hosted_vllm/", "openai/"):
+    for way in WITH_TOOLS:
         for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
             (call,) = ask(way, tools=[harness.TOOL], tool_choice=choice).choices[0].message.tool_calls
             harness.expect_weather(call.function.arguments)
 
 
 def strict_tool() -> None:
-    for way in ("hosted_vllm/", "openai/"):
+    for way in WITH_TOOLS:
         (call,) = ask(way, tools=[harness.STRICT_TOOL], tool_choice="required").choices[0].message.tool_calls
         harness.expect_weather(call.function.arguments)
 
 
 def structured() -> None:
-    for way in ("hosted_vllm/", "openai/"):
+    for way in WITH_TOOLS:
         answer = ask(way, messages=[{"role": "user", "content": harness.PERSON_QUESTION}], response_format=Person)
         Person.model_validate_json(answer.choices[0].message.content)
         free = ask(
@@ -74,7 +76,7 @@ def embeddings() -> None:
 
 
 def errors() -> None:
-    for way in ("hosted_vllm/", "openai/"):
+    for way in WITH_TOOLS:
         harness.expect_raised(litellm.NotFoundError, partial(ask, way, model="nope"))
         long = [{"role": "user", "content": harness.TOO_LONG}]
         harness.expect_raised(litellm.ContextWindowExceededError, partial(ask, way, messages=long))

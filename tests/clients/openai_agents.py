@@ -1,6 +1,7 @@
 """openai-agents over the chat completions API: agents, tools, outputs."""
 
 import asyncio
+from typing import Any
 
 import harness
 import openai
@@ -20,8 +21,11 @@ client = openai.AsyncOpenAI(base_url=harness.OPENAI_URL, api_key=harness.KEY, ma
 asked: list[str] = []
 
 
-def model(name: str = CHAT) -> OpenAIChatCompletionsModel:
-    return OpenAIChatCompletionsModel(model=name, openai_client=client)
+Model: Any = OpenAIChatCompletionsModel
+
+
+def model(name: str = CHAT) -> Any:
+    return Model(model=name, openai_client=client)
 
 
 def get_weather(city: str) -> str:
@@ -100,8 +104,12 @@ async def cancel() -> None:
     await asyncio.to_thread(harness.expect_idle)
 
 
-if __name__ == "__main__":
+def main() -> None:
     harness.main("openai-agents", {
         "chat": chat, "stream": stream, "tools": tools, "forced tool": forced_tool, "strict tool": strict_tool,
         "structured": structured, "embeddings": "has none", "errors": errors, "cancel": cancel,
     })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
