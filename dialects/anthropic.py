@@ -42,6 +42,20 @@ FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
 
+# Of an answer in one piece.
+MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+    "properties": {
+        "id": {"type": "string"}, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": {"type": "string"},
+        "content": {"type": "array", "items": {
+            "type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "thinking", "tool_use"]}}}},
+        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_sequence": {"type": ["string", "null"]},
+        "usage": {"type": "object", "required": ["input_tokens", "output_tokens", "cache_read_input_tokens"]},
+    },
+}  # fmt: skip
+
 _encoder = msgspec.json.Encoder()
 
 

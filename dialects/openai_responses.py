@@ -37,6 +37,22 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # of an item: no part of what it says
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
+# Of an answer in one piece.
+RESPONSE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "object", "created_at", "status", "error", "incomplete_details", "model", "output", "usage", "tools", "tool_choice",
+                 "parallel_tool_calls"],
+    "properties": {
+        "id": {"type": "string"}, "object": {"const": "response"}, "created_at": {"type": "integer"}, "model": {"type": "string"},
+        "status": {"enum": ["completed", "incomplete", "failed", "cancelled", "queued", "in_progress"]},
+        "error": {"type": ["object", "null"]}, "incomplete_details": {"type": ["object", "null"]},
+        "output": {"type": "array", "items": {
+            "type": "object", "required": ["id", "type"], "properties": {"type": {"enum": ["message", "reasoning", "function_call"]}}}},
+        "usage": {"anyOf": [{"type": "null"}, {"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]}]},
+        "tools": {"type": "array"}, "parallel_tool_calls": {"type": "boolean"},
+    },
+}  # fmt: skip
+
 _encoder = msgspec.json.Encoder()
 
 

@@ -7,9 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from dialects.openapi import document, page
 from edge_router.client_places import ClientPlaces
 from edge_router.proxy import Proxy
 from edge_router.request import Head, RequestParser, aside_if_large, request_id_of
@@ -38,6 +39,8 @@ class OwnRoutes:
             Route("/health", self.readyz),
             Route("/ping", self.livez),
             Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
             Route("/metrics", self._for("metrics", self.metrics)),
             Route("/status", self._for("metrics", self.status)),
             Route("/debug/route", self._for("admin", self.debug_route), methods=["GET", "POST"]),
@@ -77,6 +80,12 @@ class OwnRoutes:
 
     async def version(self, request: Request) -> Response:
         return _json({"version": own_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(document(own_version()), media_type=JSON)
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(page(own_version()))
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._proxy.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -61,7 +61,7 @@ class SiteApp(Starlette):
             *openai_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
-            *workers_ai_routes(generator, limits),
+            *workers_ai_routes(generator, limits, site.is_busy),
         ]
         self.functions = _functions_of(site, secret)
         self.functions_path = FUNCTIONS

@@ -24,7 +24,7 @@ GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network 
 SITE_NAME = "pilotlight.site"  # in the scope
 ACCOUNT = "pilotlight.account"  # in the scope: the name of the account that is known; empty: none is
 HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
-PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version")
+PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/openapi.json", "/docs")
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"

@@ -3,12 +3,12 @@
 The module refuses to know where the tokens come from.
 """
 
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from wire.chat import Usage
+from wire.chat import FinishReason, Usage
 
 ResultT = TypeVar("ResultT")
 
@@ -26,7 +26,9 @@ class TextResult(msgspec.Struct, frozen=True):
     response: str
     tool_calls: tuple[Call, ...] | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # beyond Cloudflare's fields
+    # Beyond Cloudflare's fields; why the answer has ended comes with the last event of a stream.
+    reasoning_content: str | UnsetType = UNSET
+    finish_reason: FinishReason | UnsetType = UNSET
 
 
 class EmbeddingResult(msgspec.Struct, frozen=True):
@@ -44,6 +46,13 @@ class Task(msgspec.Struct, frozen=True):
 EMBEDDING_TASK = Task(
     "0137cdcf-162a-4108-94f2-1ca59e8c65ee", "Text Embeddings", "Models that turn a text into a vector of numbers."
 )
+
+
+class TokenState(msgspec.Struct, frozen=True):
+    """What is told of a key that is asked whether it works."""
+
+    id: str
+    status: Literal["active"] = "active"
 
 
 class Property(msgspec.Struct, frozen=True):

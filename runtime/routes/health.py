@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import orjson
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from dialects.openapi import document, page
 from runtime.connection import json_response
 from runtime.site import Site
 from wire.status import Place, SiteStatus, encode_status
@@ -29,7 +30,7 @@ class Health:
     def routes(self) -> list[Route]:
         paths = {
             "/livez": self.livez, "/readyz": self.readyz, "/health": self.readyz, "/ping": self.livez,
-            "/version": self.version, "/metrics": self.metrics, "/status": self.status,
+            "/version": self.version, "/openapi.json": self.openapi, "/docs": self.docs, "/metrics": self.metrics, "/status": self.status,
         }  # fmt: skip
         return [Route(path, endpoint) for path, endpoint in paths.items()]
 
@@ -45,6 +46,12 @@ class Health:
 
     async def version(self, request: Request) -> Response:
         return json_response(orjson.dumps({"version": _version()}))
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(document(_version()))
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(page(_version()))
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._site.metrics.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})

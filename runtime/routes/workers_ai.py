@@ -1,9 +1,11 @@
-"""Cloudflare Workers AI's native paths: .../ai/run/{model} and .../ai/models/search.
+"""Cloudflare Workers AI's native paths: .../ai/run/{model}, what models, tasks and schemas there are, and whether a token works.
 
 Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 
 import msgspec
 import orjson
@@ -13,32 +15,53 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from dialects.workers_ai import ValidRun, parse_run, parse_run_embedding
+from dialects.json_schemas import schema_of
+from dialects.workers_ai import RunBody, RunEmbeddingBody, ValidRun, parse_run, parse_run_embedding
 from engine.formats import CallPart, ReasoningPart, TextPart
-from runtime.connection import json_response, read_body
+from runtime.admission import RETRY_AFTER_S
+from runtime.connection import header, json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
 from sites.site import LimitsConfig
+from wire.credentials import bearer_token
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
-from wire.workers_ai import EMBEDDING_TASK, Call, Envelope, ModelCard, Property, ResultInfo, TextResult
+from wire.workers_ai import (
+    EMBEDDING_TASK,
+    Call,
+    EmbeddingResult,
+    Envelope,
+    ModelCard,
+    Property,
+    ResultInfo,
+    Task,
+    TextResult,
+    TokenState,
+)
 
 _encoder = msgspec.json.Encoder()
 _PREFIX = "/client/v4/accounts/{account_id}/ai"
 PER_PAGE = 50  # models, where the client does not say how many
 _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
+_BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 
-def workers_ai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
+def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
+    """`is_busy` tells whether a request for a model would have to wait."""
     generating = Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits)
-    endpoint = _Run(generating, EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits), limits)
+    embedding = EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits)
+    endpoint = _Run(generating, embedding, limits, is_busy)
     search = ModelCatalog(generator)
     return [
         Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
         Route(f"{_PREFIX}/models/search", search.answer),
+        Route(f"{_PREFIX}/models/schema", search.schema),
+        Route(f"{_PREFIX}/tasks/search", _tasks),
+        Route(f"{_PREFIX}/finetunes", _no_finetunes),
+        Route("/client/v4/user/tokens/verify", _token),
         Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
     ]
 
@@ -57,7 +80,14 @@ class _AsFunction:
 class _Run:
     """One path for every task: what is asked of a model shows in the body alone."""
 
-    def __init__(self, generating: Endpoint[ValidRun], embedding: EmbeddingEndpoint, limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        generating: Endpoint[ValidRun],
+        embedding: EmbeddingEndpoint,
+        limits: LimitsConfig,
+        is_busy: Callable[[str], bool],
+    ) -> None:
+        self._is_busy = is_busy
         self._generating = generating
         self._embedding = embedding
         self._max_body_bytes = int(limits.max_body_mib * MIB)
@@ -66,6 +96,9 @@ class _Run:
         if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
             message = "the batch queue is not supported yet; leave queueRequest out"
             raise ApiError("unsupported_parameter", message, param="queueRequest")
+        if _BUSY.search(scope["query_string"]) and self._is_busy(scope["path_params"]["model"]):
+            message = "all of this model's room is taken, and the request asked not to wait"
+            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
         # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
         endpoint = self._embedding if await parsed(asks_for_embeddings, raw) else self._generating
@@ -93,12 +126,15 @@ class RunBuilder:
         return b"".join(encode_event(_encoder.encode(result)) for result in _results(delta))
 
     def ending(self, generation: Generation) -> bytes:
-        return encode_event(_encoder.encode(TextResult("", usage=generation.usage))) + encode_event(DONE)
+        last = TextResult("", usage=generation.usage, finish_reason=generation.finish_reason or UNSET)
+        return encode_event(_encoder.encode(last)) + encode_event(DONE)
 
     def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
         (delta,) = deltas
         calls = tuple(_call(call, arguments) for call, arguments in delta.calls)
-        result = TextResult(delta.text, calls or UNSET, generation.usage, delta.reasoning or UNSET)
+        result = TextResult(
+            delta.text, calls or UNSET, generation.usage, delta.reasoning or UNSET, delta.finish_reason or UNSET
+        )
         return _encoder.encode(Envelope(result))
 
 
@@ -118,6 +154,17 @@ class ModelCatalog:
         shown = tuple(cards[(page - 1) * per_page : page * per_page])
         info = ResultInfo(page, per_page, len(shown), len(cards))
         return json_response(_encoder.encode(Envelope(shown, result_info=info)))
+
+    async def schema(self, request: Request) -> Response:
+        """What a model's inputs and its result are, as JSON Schema; `?model=` names it."""
+        asked = request.query_params.get("model", "")
+        name = self._models.resolve(asked)
+        if name is None:
+            raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
+        info = self._models.info(name)
+        inputs, result = (RunEmbeddingBody, EmbeddingResult) if info and info.pooling else (RunBody, TextResult)
+        schemas = {"input": schema_of(inputs), "output": schema_of(result)}
+        return json_response(_encoder.encode(Envelope(schemas)))
 
     def cards(self, search: str) -> list[ModelCard]:
         """The models whose name, or one of whose aliases, contains `search`."""
@@ -140,6 +187,22 @@ class ModelCatalog:
             Property("output_dimensions", str(info.embedding_size)),
         )
         return ModelCard(name, name, description, properties, EMBEDDING_TASK)
+
+
+async def _tasks(request: Request) -> Response:
+    return json_response(_encoder.encode(Envelope((Task(), EMBEDDING_TASK))))
+
+
+async def _no_finetunes(request: Request) -> Response:
+    return json_response(_encoder.encode(Envelope(())))
+
+
+async def _token(request: Request) -> Response:
+    """Tell a key that works that it does: any other was refused before."""
+    key = bearer_token(header(request.scope, b"authorization"))
+    if not key:
+        raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
+    return json_response(_encoder.encode(Envelope(TokenState(sha256(key.encode()).hexdigest()[:32]))))
 
 
 def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -20,6 +20,8 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/health"): PUBLIC,
     ("GET", "/ping"): PUBLIC,
     ("GET", "/version"): PUBLIC,
+    ("GET", "/openapi.json"): PUBLIC,
+    ("GET", "/docs"): PUBLIC,
     ("GET", "/metrics"): "metrics",
     ("GET", "/status"): "metrics",
     ("GET", "/debug/route"): "admin",

@@ -19,6 +19,8 @@ NEEDS = {
     "/health": PUBLIC,
     "/ping": PUBLIC,
     "/version": PUBLIC,
+    "/openapi.json": PUBLIC,
+    "/docs": PUBLIC,
     "/metrics": "metrics",
     "/status": "metrics",
     "/timeline": "metrics",
@@ -40,7 +42,11 @@ NEEDS = {
     "/fn/{name}": PUBLIC,
     "/fn/{name}/{path:rest}": PUBLIC,
     "/client/v4/accounts/{account_id}/ai/run/{model:path}": "models",
-    "/client/v4/accounts/{account_id}/ai/models/search": "models",
+    **{
+        f"/client/v4/accounts/{{account_id}}/ai/{path}": "models"
+        for path in ("models/search", "models/schema", "tasks/search", "finetunes")
+    },
+    "/client/v4/user/tokens/verify": "models",
     **{
         f"{prefix}/{path}": "models"
         for prefix in ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.asgi import call
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -111,3 +113,42 @@ async def test_a_list_of_models_has_pages_and_an_end(make_site: SiteMaker, model
             refused = await call(site.app, f"/client/v4/accounts/acc1/ai/models/search?{wrong}")
             assert (refused.status, refused.json["success"]) == (400, False)
             assert wrong.split("=")[0] in refused.json["errors"][0]["message"]
+
+
+async def test_why_an_answer_has_ended_is_told(site: Site) -> None:
+    for text, finish, reason in (
+        ("Hello", "stop", "stop"),
+        ("Hello", "length", "length"),
+        (CALL_TEXT, "stop", "tool_calls"),
+    ):
+        site.engine.script = says(text, finish=finish)
+        whole = await call(site.app, RUN, {"prompt": "Hi", "tools": [{"name": "f"}]})
+        assert whole.json["result"]["finish_reason"] == reason
+        streamed = await call(site.app, RUN, {"prompt": "Hi", "tools": [{"name": "f"}], "stream": True})
+        assert [event.get("finish_reason") for event in streamed.events[:-1]][-1] == reason
+
+
+async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await call(site.app, RUN + "?rejectIfBusy=true", {"prompt": "Hi"})).status == 200
+    monkeypatch.setattr(site.admission, "max_inflight", 0)
+    for query, sentence in (("rejectIfBusy=true", "asked not to wait"), ("rejectIfBusy=false", "as many")):
+        refused = await call(site.app, f"{RUN}?{query}", {"prompt": "Hi"})
+        assert (refused.status, refused.json["errors"][0]["code"]) == (429, 3040)
+        assert ("asked not to wait" in refused.json["errors"][0]["message"]) is (sentence == "asked not to wait")
+        assert "retry-after" in refused.headers
+
+
+async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> None:
+    base = "/client/v4/accounts/acc1/ai"
+    tasks = (await call(site.app, f"{base}/tasks/search")).json["result"]
+    assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings"]
+    schemas = (await call(site.app, f"{base}/models/schema?model=@test/tiny")).json["result"]
+    body = schemas["input"]["$defs"]["RunBody"]["properties"]
+    assert {"prompt", "messages", "max_tokens", "stream", "tools", "response_format"} <= body.keys()
+    assert "finish_reason" in schemas["output"]["$defs"]["TextResult"]["properties"]
+    missing = await call(site.app, f"{base}/models/schema?model=nope")
+    assert (missing.status, missing.json["errors"][0]["code"]) == (400, 5007)
+    assert (await call(site.app, f"{base}/finetunes")).json["result"] == []
+    verified = await call(site.app, "/client/v4/user/tokens/verify", authorization="Bearer abc")
+    assert (verified.json["success"], verified.json["result"]["status"]) == (True, "active")
+    assert (await call(site.app, "/client/v4/user/tokens/verify")).status == 401

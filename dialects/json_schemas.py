@@ -1,0 +1,63 @@
+"""JSON Schemas of what the dialects take and give, from their structs. Of a field that is taken in several forms a struct has only the one it is
+brought into: the others are said here."""
+
+from typing import Any
+
+import msgspec
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string", "minLength": 1}
+_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PARTS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}},
+}
+_TEXTS: Schema = {"anyOf": [_TEXT, _TOKENS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "minItems": 1}]}
+_TOOL: Schema = {"type": "object", "required": ["function"], "properties": {"type": {"const": "function"}, "function": {
+    "type": "object", "required": ["name"], "properties": {"name": _TEXT}}}}  # fmt: skip
+
+# By field, of whichever body has a reader for it.
+_FORMS: dict[str, Schema] = {
+    "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 128}]},
+    "content": {"anyOf": [{"type": "string"}, _PARTS]},
+    "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, _TOOL]},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+    "prompt": _TEXTS,
+    "text": _TEXTS,
+}
+_OF_BODIES: dict[tuple[str, str], Schema] = {("EmbeddingBody", "input"): _TEXTS}
+_PLAIN = (
+    ("RunBody", "prompt"),
+    ("ResponsesBody", "text"),
+    ("ResponsesBody", "tool_choice"),
+    ("MessagesBody", "tool_choice"),
+)
+
+
+def components(kinds: list[Any], template: str) -> tuple[list[Schema], dict[str, Schema]]:
+    """Return the schemas of some types, and of the structs in them by name; `template`: of a reference, with `{name}` in it."""
+    schemas, named = msgspec.json.schema_components(kinds, ref_template=template)
+    return list(schemas), {name: _as_taken(name, schema) for name, schema in named.items()}
+
+
+def schema_of(kind: Any) -> Schema:
+    """Return the schema of a type, with all that it refers to."""
+    (schema,), named = components([kind], "#/$defs/{name}")
+    return {**schema, "$defs": named}
+
+
+def _as_taken(name: str, schema: Schema) -> Schema:
+    """Return a struct's schema with the further forms of its fields; unknown fields are let be."""
+    kept = {key: value for key, value in schema.items() if (key, value) != ("additionalProperties", False)}
+    if not name.endswith("Body"):
+        return kept
+    properties = dict(kept.get("properties", {}))
+    for field, declared in properties.items():
+        form = _OF_BODIES.get((name, field)) or (None if (name, field) in _PLAIN else _FORMS.get(field))
+        if form is not None:
+            is_optional = field not in kept.get("required", ())
+            properties[field] = {"anyOf": [*form.get("anyOf", [form]), {"type": "null"}]} if is_optional else form
+            if "default" in declared:
+                properties[field]["default"] = declared["default"]
+    return {**kept, "properties": properties}

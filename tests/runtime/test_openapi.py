@@ -1,0 +1,125 @@
+"""The served OpenAPI document says the truth: schemathesis sends what it allows and what it does not, and each answer is one that it names."""
+
+import asyncio
+import json
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from dialects.openapi import OPERATIONS, document, page
+from edge_router.app import build_app as build_router
+from engine.protocol import Submit, TokenLogprobs, TokenOutput
+from runtime.engines import supervisor
+from tests.asgi import call
+from tests.edge_router.builders import network
+from tests.edge_router.fakes import FakeSite, router
+from tests.fakes import EOS, ids
+from tests.runtime.conftest import Site, SiteMaker
+
+KNOWN = {"model": "tiny", "account_id": "a"}
+
+
+async def test_a_site_and_a_router_serve_the_same_document_and_page(site: Site) -> None:
+    routing = build_router(network({"ams1": "http://x:1"}))
+    for path in ("/openapi.json", "/docs"):
+        mine, theirs = await call(site.app, path), await call(routing, path)
+        assert mine.status == theirs.status == 200
+        assert mine.body == theirs.body
+    told = json.loads(document("1"))
+    assert {(method, path) for path, methods in told["paths"].items() for method in methods} == {
+        (each.method, each.path) for each in OPERATIONS
+    }
+    assert b"/v1/messages" in page("1")
+
+
+def test_every_path_of_the_document_is_a_sites(model_directory: Any) -> None:
+    from runtime.app import build_app
+    from tests.fakes import FakeLauncher
+    from tests.runtime.conftest import site_config
+
+    app = build_app(site_config(model_directory), launchers=[FakeLauncher()])
+    for each in OPERATIONS:
+        url = each.path
+        for name in ("account_id", "model", "response_id"):
+            url = url.replace(f"{{{name}}}", "x")
+        scope = {"type": "http", "method": each.method.upper(), "path": url}
+        assert any(route.matches(scope)[0].value == 2 for route in app.router.routes), url
+
+
+def answered(submit: Submit) -> Iterator[TokenOutput]:
+    """Yield an answer with the log-probabilities that were asked for."""
+    tokens, most = (*ids("Hello"), EOS), submit.sampling.max_tokens
+    prompt = tuple(TokenLogprobs(-1.0, ((1, -1.0),)) for _ in submit.prompt_token_ids[1:])
+    for position, token in enumerate(tokens[:most]):
+        is_end, is_limit = token == EOS, position == most - 1
+        yield TokenOutput(
+            "", (token,), "stop" if is_end else "length" if is_limit else None, 0 if position == 0 else None,
+            logprobs=(TokenLogprobs(-0.5, ((token, -0.5),)),) if submit.sampling.num_logprobs is not None else None,
+            prompt_logprobs=prompt if position == 0 and submit.sampling.prompt_logprobs else None,
+        )  # fmt: skip
+
+
+def checked(url: str, examples: int) -> int:
+    """Send requests of every operation to a server; return how many. Raises where an answer is none that the document names."""
+    import schemathesis
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    checks = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    num_sent = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+
+            @settings(
+                max_examples=examples,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def send(case: Any) -> None:
+                nonlocal num_sent
+                for name in case.path_parameters or {}:
+                    case.path_parameters[name] = KNOWN.get(name, case.path_parameters[name])
+                if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                    case.body["model"] = KNOWN["model"]
+                num_sent += 1
+                case.call_and_validate(base_url=url, checks=checks, timeout=30)
+
+            try:
+                send()
+            except Exception as error:
+                if type(error).__name__ not in (
+                    "Unsatisfiable",
+                    "InvalidArgument",
+                ):  # nothing can be wrong with no input
+                    raise AssertionError(f"{operation.label}: {error}") from error
+    return num_sent
+
+
+@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1800)
+async def test_every_answer_is_one_that_the_document_names(
+    make_server: SiteMaker, monkeypatch: pytest.MonkeyPatch, examples: int
+) -> None:
+    async with make_server() as site:
+        site.engine.answer = answered
+        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # this engine tells nothing while it has no work
+        fake = cast(FakeSite, SimpleNamespace(name=site.config.name, url=site.url))
+        async with router([fake]) as routing:
+            for url in (site.url, routing.url):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    assert await asyncio.to_thread(checked, url, examples) > examples * len(OPERATIONS) / 2
