@@ -51,6 +51,19 @@ def test_published_rules_turn_as_the_reference_does(name: str) -> None:
     torch.testing.assert_close(table.sin[2], (2 * expected).sin() * factor)
 
 
+def test_the_last_of_256k_positions_turns_as_the_reference_computes_it_in_fp32() -> None:
+    described, length = PUBLISHED["kimi k2.5"], 1 << 18
+    config = LlamaConfig(head_dim=64, max_position_embeddings=length, rope_parameters=dict(described))
+    frequencies, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    table = RotaryTable(read_rotary_rule({"rope_parameters": described}), 64, length, torch.device("cpu"))
+    table.compute()
+    positions = torch.tensor([length // 2, length - 1])
+    cos, sin = table.at(positions)
+    angles = positions.float().unsqueeze(1) * frequencies
+    torch.testing.assert_close(cos, angles.cos() * factor, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(sin, angles.sin() * factor, rtol=0.0, atol=1e-6)
+
+
 def test_old_and_new_places_of_a_rule_are_read_alike() -> None:
     described = {"factor": 4.0, "original_max_position_embeddings": 32768}
     new = read_rotary_rule({"rope_parameters": described | {"rope_type": "yarn", "rope_theta": 1e6}})

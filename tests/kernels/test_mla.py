@@ -46,6 +46,25 @@ def test_a_decode_is_a_prompt_of_one_token(case: catalogue.Case) -> None:
     assert_close("decoded", expected, mla_decode(**given), 1e-6)
 
 
+def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None:
+    """One key that a query asks for outweighs all others, wherever it lies; the block behind the last token holds a louder one."""
+    length, block = (1 << 18) - 5, 16
+    heads = Heads(HEADS, 1, LATENT + ROTARY, block)
+    cache, _, tables, _ = paged((length,), heads, torch.float32, layers=1)
+    cache = cache.squeeze(2)
+    q_latent, q_rotary = torch.randn(4, HEADS, LATENT), torch.zeros(4, HEADS, ROTARY)
+    for query, at in enumerate((0, 131_071, length - 4, length - 1)):
+        needle = q_latent[query].mean(0) / q_latent[query].mean(0).norm()
+        q_latent[query] = needle
+        cache[tables[0, at // block], at % block, :LATENT] = 100 * needle
+    batch = varlen(tables, (4,), (length,))
+    found = mla_prefill(q_latent, q_rotary, cache, batch, 1.0)
+    assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)  # the third one's key is its own position or before
+    lens = torch.tensor([length])
+    decoded = mla_decode(q_latent[3:], q_rotary[3:], cache, tables, lens, length, 1.0)
+    assert_close("decoded", 100 * q_latent[3:], decoded, 1e-5)
+
+
 def test_a_prompt_in_chunks_is_a_whole_prompt() -> None:
     cache, _, tables, _ = paged((40,), Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
     q_latent, q_rotary = torch.randn(40, HEADS, LATENT), torch.randn(40, HEADS, ROTARY)
