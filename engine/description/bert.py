@@ -36,6 +36,9 @@ class BertConfig:
     def attended_numbers(self) -> int:
         return 2 * self.hidden_size
 
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        return 0
+
     @property
     def rotary_numbers(self) -> int:
         return 0

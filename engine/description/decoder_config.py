@@ -60,6 +60,10 @@ class DecoderConfig:
         """Numbers of the rotary tables for each position, in fp32."""
         return len(self.rotary) * self.rotary_dim
 
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Return what attention holds at once beside its projections, in a step of so many tokens."""
+        return 0
+
     @property
     def rotary_dim(self) -> int:
         """Numbers of each head that turn."""

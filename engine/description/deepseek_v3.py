@@ -17,6 +17,10 @@ from engine.description.weights import WeightShape, norm, projections, summed
 from engine.kv.layout import CachedLayer, CacheSegment
 from engine.weights.config import number, positive_int
 
+# The most keys and values that are made of a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens in 16 heads
+# of DeepSeek-V3's. Every rank holds as much back from its cache.
+EXPANDED_BYTES = 128 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(GroupedMoeConfig):
@@ -35,6 +39,12 @@ class LatentConfig(GroupedMoeConfig):
     @property
     def attended_numbers(self) -> int:
         return self.num_heads * (2 * self.kv_rank + self.head_dim)
+
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Queries and what they give in absorbed form; or keys and values of a context, made and then laid side by side."""
+        absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
+        width = max(self.nope_dim + self.head_dim, self.value_dim)
+        return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
 
     @property
     def outer_weights(self) -> list[WeightShape]:

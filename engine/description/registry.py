@@ -52,6 +52,9 @@ class ArchitectureConfig(Protocol):
     def rotary_numbers(self) -> int:
         """Numbers of the rotary tables for each position, in fp32."""
 
+    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Return what attention holds at once beside its projections, in a step of so many tokens."""
+
     @property
     def outer_weights(self) -> list[WeightShape]:
         """The tensors before and behind the layers."""

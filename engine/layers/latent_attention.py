@@ -77,7 +77,7 @@ class LatentAttention:
     def _prompts(
         self, q_key: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch
     ) -> torch.Tensor:
-        if is_cheaper(batch, cache.shape[1], self.shape):
+        if is_cheaper(batch, cache, self.shape):
             return attend(q_key, q_rotary, self.up_proj, cache, batch, self.shape)
         return self._absorbed(q_key, q_rotary, cache, batch)
 

@@ -128,6 +128,7 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     layers = model.stages(place.parallelism.pp)[place.stage]
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
     step = tokens * item * (3 * hidden + widest)
+    step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
     if place.stage < place.parallelism.pp - 1 or model.is_encoder:
         return step
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * model.config.vocab_size

@@ -15,8 +15,7 @@ from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, wind
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
 
-# As decode_attention's; and of heads a long context may want only some at once (engine/layers/expanded_attention.py).
-_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "heads", "seqs", "tiles")
+_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as decode_attention's
 
 
 @jit(of_batch=_OF_BATCH)
