@@ -32,6 +32,7 @@ help:
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
+	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
@@ -112,6 +113,9 @@ MINUTES ?= 30
 
 soak: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.soak --minutes $(MINUTES)
+
+bench-ledger: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.ledger
 
 # SUITE=... is a checkout of JSON Schema's own test suite, whose schemas are asked for as well.
 bench-structured: $(DEV)

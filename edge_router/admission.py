@@ -52,12 +52,6 @@ def tenant_of(head: Head, secret: str) -> bytes:
     return tenant_salt(head.owner, "", secret)
 
 
-def check_model(head: Head, model: str | None) -> None:
-    """Raise ApiError for a model that is not the account's to use. Lists of models name none."""
-    if head.holder is not None and head.method == "POST" and not head.is_for_function:
-        head.holder.account.check_model(model)
-
-
 class Bucket:
     """So many a minute, up to a minute's worth at once."""
 

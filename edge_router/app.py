@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +18,9 @@ from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, DurableStreams, StreamRoutes
 from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
 from edge_router.hints import WakeHints
+from edge_router.ledger.accounting import Accounting
+from edge_router.ledger.ledger import Ledger
+from edge_router.ledger.prices import PriceList
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
@@ -29,11 +33,14 @@ from edge_router.site_clocks import SiteClocks
 from edge_router.site_orders import SiteOrders
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream
+from edge_router.usage import UsageRoutes
 from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
+from sites.config import ConfigError
 from sites.network import NetworkConfig
 from wire.credentials import Access, known_keys
+from wire.headers import HOP_SECRET_ENV
 
 FORWARDED = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)
 
@@ -71,12 +78,14 @@ def build_app(
     admission = AdmissionFilter(access_of(network), limits)
     places = ClientPlaces.of(network.clients)
     recordings = DurableStreams(network.durable, clock)
+    accounting = accounting_of(network, secret)
     proxy = Proxy(
         relay,
         admission,
         RequestParser(secret, relay.max_hops, places.place),
         SiteSelector(relay, backends, policy or CostPolicy(), sessions, metrics, clock),
         recordings,
+        accounting,
         metrics,
         clock,
         body_timeout_s=network.door.body_timeout_s,
@@ -88,6 +97,7 @@ def build_app(
     feed = Feed(RouterActivity(place, own_version(), proxy, clock))
     page, deployments = PageRoutes(feed, pages), deployment_api(backends, admission.access)
     page.functions = deployments
+    usage = UsageRoutes(accounting, admission.access, pages)
     _watch(metrics, proxy, sessions, recordings, tunnels)
 
     @asynccontextmanager
@@ -103,6 +113,8 @@ def build_app(
             tasks = [asyncio.create_task(monitor.run()), asyncio.create_task(feed.run())]
             if places.database is not None:
                 tasks.append(asyncio.create_task(places.database.watch()))
+            if accounting.ledger is not None:
+                tasks.append(asyncio.create_task(accounting.ledger.run()))
             proxy.upstream, proxy.selector.hints = upstream, hints
             operations = Operations(backends, orders)
             page.actions, page.timeline = operations.by_name(), operations.timeline
@@ -115,9 +127,11 @@ def build_app(
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                if accounting.ledger is not None:
+                    await accounting.ledger.close()
 
     app = RouterApp(
-        routes=[*own.routes(), *page.routes(), *deployments.routes()],
+        routes=[*own.routes(), *page.routes(), *usage.routes(), *deployments.routes()],
         lifespan=lifespan,
         exception_handlers={404: not_found, 405: method_not_allowed},
     )
@@ -125,6 +139,18 @@ def build_app(
     app.proxy, app.tunnels, app.streams = proxy, tunnels, StreamRoutes(recordings, admission, secret)
     app.responses = ResponsesApp(proxy, admission.access, int(relay.max_body_mib * 2**20))
     return app
+
+
+def accounting_of(network: NetworkConfig, secret: str) -> Accounting:
+    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
+    if config.directory is None:
+        return Accounting(prices, None)
+    if not secret:
+        raise ConfigError(
+            f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
+        )
+    return Accounting(prices, Ledger(config, Path(config.directory).expanduser(), prices))
 
 
 def access_of(network: NetworkConfig) -> Access:
@@ -139,6 +165,9 @@ def _watch(
     metrics.watch("sockets", "Open WebSockets.", lambda: len(tunnels))
     metrics.watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
     metrics.watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+    if (ledger := proxy.accounting.ledger) is not None:
+        metrics.watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
+        metrics.watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
     metrics.watch(
         "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
     )

@@ -14,6 +14,7 @@ from edge_router.site_failure import SiteFailed
 from edge_router.upstream import AttemptLimits, Lost
 from sites.network import RelayConfig
 from wire.errors import ApiError
+from wire.usage import UsedTokens
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
@@ -120,8 +121,14 @@ class ProxiedRequest:
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config)
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
-        self.whole_tokens = 0  # of an answer in one piece
+        self.whole = UsedTokens()  # of an answer in one piece
+        self.is_complete = False  # its client was sent the end
         self._config = config
+
+    def answered_whole(self, tokens: UsedTokens) -> None:
+        self.whole = tokens
+        if self.log.meter is not None:
+            self.log.meter.count(tokens)
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
         """Return what the next site gets. A new request may be declined a few times; then the next site takes it, as it takes what is continued."""
@@ -159,7 +166,7 @@ class ProxiedRequest:
     @property
     def delivered_tokens(self) -> int:
         """What the client has had of the answer."""
-        return self.log.num_tokens + self.whole_tokens + self.log.num_uncounted
+        return self.log.num_tokens + self.whole.output + self.log.num_uncounted
 
     @property
     def is_at_first_try(self) -> bool:

@@ -7,16 +7,18 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import AdmissionFilter, check_model, tenant_of
+from edge_router.admission import AdmissionFilter, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
+from edge_router.ledger.accounting import Accounting
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
 from edge_router.proxied import ProxiedRequest
@@ -50,6 +52,7 @@ class Proxy:
         parser: RequestParser,
         selector: SiteSelector,
         recordings: DurableStreams,
+        accounting: Accounting,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         *,
@@ -60,6 +63,7 @@ class Proxy:
         self.parser = parser
         self.selector = selector
         self.recordings = recordings
+        self.accounting = accounting
         self.metrics = metrics
         self.upstream: Upstream | None = None  # open while the application runs
         self._clock = clock
@@ -125,7 +129,7 @@ class Proxy:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        check_model(head, request.model)
+        meter = proxied.log.meter = self.accounting.begin(request)
         limits.charge(head, request.conversation.tokens)
         self.under_way.add(proxied)
         try:
@@ -134,6 +138,8 @@ class Proxy:
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
             limits.charge(head, proxied.delivered_tokens)
+            took_s = self._clock() - proxied.started_at
+            self.accounting.end(meter, is_complete=proxied.is_complete, took_s=took_s)
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()
@@ -181,12 +187,26 @@ class Proxy:
         selector, site = self.selector, preference.backend.name
         tries = len(proxied.tries.failures) + 1
         headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, preference.explained(tries))]
+        if (meter := proxied.log.meter) is not None:
+            meter.answered_by(site)
         # Behind what is written in this step: a server writes when its loop has come round.
         asyncio.get_running_loop().call_soon(selector.note_answer, proxied, preference, response, elapsed_s)
         if response.body is not None:
-            proxied.whole_tokens = response.completion_tokens
+            proxied.answered_whole(response.used_tokens)
             self.metrics.ended(site, _outcome(response.status))
-            return await client.respond(response.status, headers, response.body)
+            body = response.body
+            if (
+                response.status == 200
+                and (listed := self.accounting.listed(client.head, body, time.time())) is not None
+            ):
+                body = listed
+                headers = [
+                    *(pair for pair in headers if pair[0] != "content-length"),
+                    ("content-length", str(len(body))),
+                ]
+            await client.respond(response.status, headers, body)
+            proxied.is_complete = True
+            return
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
         async for events in response:
@@ -210,6 +230,7 @@ class Proxy:
                         assert_never(event)
         self.metrics.ended(site, _outcome(response.status))
         await client.end_stream()
+        proxied.is_complete = True
 
     def _attempt(
         self, upstream: Upstream, proxied: ProxiedRequest, backend: Backend, preference: Preference

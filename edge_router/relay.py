@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from dialects.table import is_final
+from edge_router.ledger.meters import Meter
 from wire.chat import FinishReason
 from wire.continuation import (
     MAX_DELIVERED_BYTES,
@@ -23,6 +24,7 @@ from wire.continuation import (
     strip_resume_point,
 )
 from wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
+from wire.usage import UsedTokens
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
 
@@ -68,6 +70,7 @@ class DeliveryLog:
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
+        self.meter: Meter | None = None  # where it is written down
         self._choices: list[_Choice] = []
         self._cached_tokens = 0
         self._num_events = 0
@@ -84,6 +87,9 @@ class DeliveryLog:
         self.num_tokens += len(point.token_ids)
         self._cached_tokens = point.cached_tokens
         self._num_events = point.num_events
+        if self.meter is not None:
+            counts = UsedTokens(point.prompt_tokens, point.cached_tokens, self.num_tokens, point.reasoning_tokens)
+            self.meter.count(counts)
 
     def delivery(self) -> bytes:
         """Return what the site that goes on is told; empty while the client has nothing. Raises ContinuationError where it is too long."""

@@ -135,6 +135,7 @@ class Generation:
     ) -> None:
         """`awaits_prompt_logprobs`: of these prompts, by number. `ends_with_prompt`: each choice ends, with nothing, at its first token."""
         self._prompts = prompts
+        self.prompt_tokens = sum(map(len, prompts))
         self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prompts)
         self._awaits_prompt_logprobs = awaits_prompt_logprobs
         self._ends_with_prompt = ends_with_prompt
@@ -164,8 +165,11 @@ class Generation:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has; what was found cached is what its first choice found."""
         completion_tokens = sum(processor.completion_tokens for processor in self._processors)
-        reasoning_tokens = sum(processor.reasoning_tokens for processor in self._processors)
-        return Usage.of(sum(map(len, self._prompts)), completion_tokens, self.cached_tokens, reasoning_tokens)
+        return Usage.of(self.prompt_tokens, completion_tokens, self.cached_tokens, self.reasoning_tokens)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(processor.reasoning_tokens for processor in self._processors)
 
     @property
     def stop_string(self) -> str | None:

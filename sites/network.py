@@ -4,12 +4,12 @@
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from sites.accounts import AllowedModels, KeyConfig, Name, check_accounts
+from sites.accounts import AllowedModels, KeyConfig, Moment, Name, check_accounts
 from sites.config import (
     AccessConfig,
     Count,
@@ -170,6 +170,36 @@ class DurableConfig(Table, frozen=True, kw_only=True):
     max_age_s: Annotated[Positive, Meta(description="a stream that has not ended by then is ended")] = 3600.0
 
 
+class LedgerConfig(Table, frozen=True, kw_only=True):
+    """The record of what each account has used. Needs the network's secret, by which sites tell."""
+
+    directory: Annotated[
+        str | None, Meta(description="of this router alone, on a disk that outlives it; unset: nothing is written down")
+    ] = None
+    when_failing: Annotated[
+        Literal["refuse", "serve"],
+        Meta(description="while it cannot be written: refuse new requests, or serve as many as can be remembered"),
+    ] = "refuse"
+    max_unwritten: Annotated[
+        int, Meta(ge=16, le=1_000_000, description="requests under way or not written yet, of 1 KiB each")
+    ] = 16_384
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="of all prices")] = "USD"
+
+
+class PriceConfig(Table, frozen=True, kw_only=True):
+    """The price of a million tokens. Of several that fit a model the newest that is valid counts."""
+
+    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
+    input: Annotated[NonNegative, Meta(description="of prompts")]
+    output: Annotated[NonNegative, Meta(description="of answers, reasoning included")]
+    cached_input: Annotated[
+        NonNegative | None, Meta(description="of prompts' tokens that were cached; unset: as input")
+    ] = None
+    valid_from: Annotated[Moment | None, Meta(description="for requests that begin then or later; unset: always")] = (
+        None
+    )
+
+
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file: where it listens, where it stands and which sites it may choose from."""
 
@@ -180,6 +210,8 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     accounts: tuple[CustomerConfig, ...] = ()
     keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
+    ledger: LedgerConfig = LedgerConfig()
+    prices: tuple[PriceConfig, ...] = ()
     place: PlaceConfig
     sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
     health: HealthConfig = HealthConfig()

@@ -41,6 +41,8 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
     num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
+    reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):

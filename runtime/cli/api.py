@@ -46,6 +46,16 @@ class Api:
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
+    def get_text(self, path: str) -> str:
+        """Return an answer that is no JSON. Raises CliError."""
+        try:
+            with self._request("GET", path, None) as answer:
+                if answer.status != 200:
+                    _json_of(answer)
+                return answer.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Iterate over the JSON of each event until the stream's end. Raises CliError for a refusal, an error event or a cut stream."""
         try:

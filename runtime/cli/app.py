@@ -358,6 +358,23 @@ def models(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
 
 
 @app.command(rich_help_panel=OPERATIONS)
+def usage(
+    by: Annotated[str, typer.Option(help="Of account, model, key, site, outcome, day, with commas.")] = "account,model",
+    since: Annotated[str | None, typer.Option("--from", help="A date, or a time.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Likewise; what begins then is no part of it.")] = None,
+    account: Annotated[str | None, typer.Option(help="This account's alone.")] = None,
+    as_json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Say what accounts have used, and what it cost."""
+    from runtime.cli.usage import print_usage
+
+    asked = {"by": by, "from": since, "to": until, "account": account}
+    print_usage(Api(url), {name: value for name, value in asked.items() if value is not None}, as_json, as_csv)
+
+
+@app.command(rich_help_panel=OPERATIONS)
 def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """List every process: role, site, pid and URL."""
     from runtime.cli.status import print_status

@@ -10,8 +10,9 @@ from dialects.requests import ValidEmbedding
 from runtime.connection import read_body, send_json, until_disconnect
 from runtime.embedding import Embedder, Embeddings
 from runtime.generation import Generator
+from runtime.middleware import GENUINE_HOP
 from runtime.router_context import check_model, tenant_in
-from runtime.routes.endpoint import MIB, naming_ignored, parsed
+from runtime.routes.endpoint import MIB, counting, naming_ignored, parsed
 from sites.site import LimitsConfig
 from wire.embeddings import Embedding, EmbeddingList, EmbeddingUsage, as_base64
 from wire.workers_ai import EmbeddingResult, Envelope
@@ -43,7 +44,8 @@ class EmbeddingEndpoint:
 
         async def respond() -> None:
             embeddings = await self._embedder.embed(request, tenant)
-            await send_json(send, self._render(request, embeddings), headers=naming_ignored(request))
+            headers = naming_ignored(request) + (counting(embeddings.usage) if scope.get(GENUINE_HOP, False) else [])
+            await send_json(send, self._render(request, embeddings), headers=headers)
 
         await until_disconnect(receive, respond())
 

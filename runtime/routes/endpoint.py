@@ -20,11 +20,13 @@ from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit, check_model, router_context, tenant_in
 from sites.site import LimitsConfig
+from wire.chat import Usage
 from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
 from wire.credentials import Tenant
 from wire.errors import ApiError, Dialect
 from wire.headers import IGNORED, ROUTE
 from wire.sse import CONTENT_TYPE, HEARTBEAT
+from wire.usage import USAGE, UsedTokens, encode_used_tokens
 
 log = logging.getLogger("pilotlight.http")
 
@@ -88,14 +90,15 @@ class Endpoint(Generic[RequestT]):
         if request.stream:
             work = self._stream(request, tenant, send, is_continuable=context.name is not None)
         else:
-            work = self._send_whole(request, tenant, send)
+            work = self._send_whole(request, tenant, send, is_metered=context.name is not None)
         await until_disconnect(receive, work)
 
-    async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send) -> None:
+    async def _send_whole(self, request: RequestT, tenant: Tenant, send: Send, *, is_metered: bool) -> None:
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
         body = self._build(request, self._generator).whole(deltas, generation)
-        await send_json(send, body, headers=naming_ignored(request) + naming_hosts(generation))
+        headers = naming_ignored(request) + naming_hosts(generation)
+        await send_json(send, body, headers=headers + (counting(generation.usage) if is_metered else []))
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, *, is_continuable: bool) -> None:
         headers = naming_ignored(request) + ([(RESUME_POINTS, "1")] if is_continuable else [])
@@ -157,6 +160,13 @@ def naming_hosts(generation: Generation) -> list[tuple[str, str]]:
     return [(ROUTE, generation.route)] if generation.route else []
 
 
+def counting(usage: Usage) -> list[tuple[str, str]]:
+    """Return the header by which a router knows what an answer in one piece has used."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    reasoning = usage.completion_tokens_details.reasoning_tokens
+    return [(USAGE, encode_used_tokens(UsedTokens(usage.prompt_tokens, cached, usage.completion_tokens, reasoning)))]
+
+
 @lru_cache(256)
 def _log_ignored(model: str, names: str) -> None:
     log.info("requests of %s have fields that mean nothing here: %s", model, names)
@@ -179,4 +189,12 @@ def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) ->
 
 
 def _resume_point(delta: Delta, generation: Generation, num_events: int) -> ResumePoint:
-    return ResumePoint(delta.choice, delta.new_token_ids, delta.finish_reason, generation.cached_tokens, num_events)
+    return ResumePoint(
+        delta.choice,
+        delta.new_token_ids,
+        delta.finish_reason,
+        generation.cached_tokens,
+        num_events,
+        generation.prompt_tokens,
+        generation.reasoning_tokens,
+    )

@@ -116,6 +116,9 @@ class FakeSite:
             self.active -= 1
 
 
+PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # of whatever a continued stream is asked
+
+
 def event(i: int) -> bytes:
     return b'data: {"i":%d}\n\n' % i
 
@@ -304,14 +307,14 @@ def continued_stream(count: int, *, until: int | None = None, ending: Ending | N
                 return response
             await response.write(marked_event(i))
             await asyncio.sleep(0)
-        await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop")))
+        await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop", CACHED_TOKENS, 0, PROMPT_TOKENS, 1)))
         return response
 
     return behave
 
 
 def marked_event(i: int) -> bytes:
-    return with_resume_point(event(i), ResumePoint(0, (100 + i,)))
+    return with_resume_point(event(i), ResumePoint(0, (100 + i,), None, CACHED_TOKENS, 0, PROMPT_TOKENS, 0))
 
 
 async def reset_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:

@@ -15,6 +15,7 @@ from tests.edge_router.fakes import answer, router, sites
 
 PUBLIC = ""  # whoever comes; a function judges for itself, a page's session is how one says who one is
 NEEDS: dict[tuple[str, str], str] = {
+    ("GET", "/usage"): "models",  # its own account's; admin: everybody's
     ("GET", "/livez"): PUBLIC,
     ("GET", "/readyz"): PUBLIC,
     ("GET", "/health"): PUBLIC,

@@ -1,0 +1,56 @@
+"""What a request's account has to do with it beyond its admission: which models it may use and is told of, at what price, and what it has used."""
+
+from typing import Any
+
+import orjson
+
+from edge_router.ledger.ledger import Ledger
+from edge_router.ledger.meters import Meter
+from edge_router.ledger.prices import PriceList
+from edge_router.request import Head, ValidRequest
+from wire.credentials import Account
+
+
+class Accounting:
+    def __init__(self, prices: PriceList, ledger: Ledger | None) -> None:
+        """`ledger`: None where nothing is written down."""
+        self.prices = prices
+        self.ledger = ledger
+
+    def begin(self, request: ValidRequest) -> Meter | None:
+        """Begin to count a model's work. Raises ApiError for a model that is not the account's, and while nothing can be written down."""
+        head = request.head
+        if head.is_for_function or head.method != "POST":
+            return None
+        if head.holder is not None:
+            head.holder.account.check_model(request.model)
+        return None if self.ledger is None or request.model is None else self.ledger.begin(request)
+
+    def end(self, meter: Meter | None, *, is_complete: bool, took_s: float) -> None:
+        if meter is not None and self.ledger is not None:
+            self.ledger.end(meter, "complete" if is_complete else "cut", took_s)
+
+    def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:
+        """Return a site's list of models as this client is to see it: what its account may use, with prices. None: as it is."""
+        account = None if head.holder is None else head.holder.account
+        if head.method != "GET" or not (self.prices or (account is not None and account.models is not None)):
+            return None
+        field = "data" if head.path.endswith("/v1/models") else "result" if head.path.endswith("/models/search") else ""
+        if not field and "/v1/models/" not in head.path:
+            return None
+        try:
+            fields = orjson.loads(body)
+            if not field:
+                return orjson.dumps(self._priced(fields, now_s))
+            fields[field] = [self._priced(model, now_s) for model in fields[field] if _may_see(account, model)]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return None  # no list of ours
+        return orjson.dumps(fields)
+
+    def _priced(self, model: dict[str, Any], now_s: float) -> dict[str, Any]:
+        price = self.prices.told(str(model["id"]), now_s)
+        return model if price is None else {**model, "pricing": price}
+
+
+def _may_see(account: Account | None, model: dict[str, Any]) -> bool:
+    return account is None or account.may_use(str(model["id"]))

@@ -1,0 +1,161 @@
+"""The ledger: each request's tokens once, whatever happens to its sites, to its router and to the disk.
+
+The router counts, since it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
+token is counted before it is sent (meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has named is
+counted, so it has none that no engine made. What has ended is written in batches by a thread (store.py), and its meter is kept until that has
+succeeded: while the store cannot be written nothing is lost, and the configuration says whether new requests are refused or served meanwhile, as long
+as there are meters.
+"""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from edge_router.ledger.meters import Meter, MeterFile, MetersError
+from edge_router.ledger.prices import PriceList
+from edge_router.ledger.records import MeteredRequest, Outcome, UsageRecord
+from edge_router.ledger.store import UsageQuery, UsageStore
+from edge_router.request import ValidRequest
+from sites.config import ConfigError
+from sites.network import LedgerConfig
+from wire.errors import ApiError
+from wire.usage import UsedTokens
+
+WRITE_EVERY_S = 0.1
+TRY_AGAIN_S = 1.0  # while the store cannot be written
+NOTHING = UsedTokens()
+
+log = logging.getLogger("pilotlight.ledger")
+
+
+class Ledger:
+    """Run `run()` as a task; `close()` behind it."""
+
+    def __init__(
+        self, config: LedgerConfig, directory: Path, prices: PriceList, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: seconds since the epoch. Raises ConfigError."""
+        self.prices = prices
+        self.fault: str | None = None  # why the store cannot be written
+        self._config = config
+        self._clock = clock
+        self._ended: list[tuple[int, UsageRecord]] = []  # with their meters, not written yet
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "ledger")
+        self._writing = asyncio.Lock()
+        self._store = UsageStore(directory / "usage.sqlite")
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._meters = MeterFile(directory / "meters", config.max_unwritten)
+        except (OSError, MetersError) as error:
+            raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
+        for number, record in self._meters.left_behind():
+            if record.tokens == NOTHING:
+                self._meters.free(number)
+            else:
+                self._ended.append((number, self._priced(record)))
+        self._begin_store()
+
+    @property
+    def num_unwritten(self) -> int:
+        return len(self._ended)
+
+    def begin(self, request: ValidRequest) -> Meter:
+        """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
+        if self.fault is not None and self._config.when_failing == "refuse":
+            raise _failing()
+        holder = request.head.holder
+        account, key = ("", "") if holder is None else (holder.account.name, holder.name)
+        entry = MeteredRequest(
+            os.urandom(16).hex(), request.request_id, account, key, request.model or "", self._clock()
+        )
+        meter = self._meters.begin(entry)
+        if meter is None:
+            raise _failing()
+        return meter
+
+    def end(self, meter: Meter, outcome: Outcome, took_s: float) -> None:
+        """Settle a request. `took_s` is measured, for the clock on the wall may jump."""
+        if meter.tokens == NOTHING:  # refused, or nothing came of it
+            return self._meters.free(meter.number)
+        ended_s = meter.request.started_s + took_s
+        self._meters.end(meter.number, outcome, ended_s)
+        record = UsageRecord(meter.request, meter.site, ended_s, outcome, meter.tokens)
+        self._ended.append((meter.number, self._priced(record)))
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(WRITE_EVERY_S if self.fault is None else TRY_AGAIN_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what has ended, in the ledger's thread."""
+        async with self._writing:
+            self._wake.clear()
+            batch = tuple(self._ended)
+            if not batch:
+                return
+            records = [record for _, record in batch]
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.add, records)
+            except (sqlite3.Error, OSError) as error:
+                self._wake.set()
+                if self.fault is None:
+                    log.error("usage cannot be written, and is kept until it can: %s", error)
+                self.fault = str(error)
+            else:
+                if self.fault is not None:
+                    log.warning("usage is written again: %d records that had waited", len(batch))
+                self.fault = None
+                self._settle(batch)
+
+    async def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
+        """Return sums, with all that has ended. Raises ApiError."""
+        await self.flush()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._store.usage, query)
+        except (sqlite3.Error, OSError) as error:
+            raise ApiError("overloaded", f"the ledger cannot be read: {error}", retry_after_s=5) from None
+
+    async def close(self) -> None:
+        """Write what can be written; the rest stays in its meters, for the next router."""
+        await self.flush()
+        self._thread.shutdown()
+        self._store.close()
+        self._meters.close()
+
+    def _begin_store(self) -> None:
+        """Write what the router before has left. Raises ConfigError."""
+        try:
+            self._store.add([record for _, record in self._ended])
+        except (sqlite3.Error, OSError) as error:
+            if self._config.when_failing == "refuse":
+                self._meters.close()
+                raise ConfigError(f"the ledger's store cannot be written: {error}") from None
+            log.error("usage cannot be written, and is kept until it can: %s", error)
+            self.fault = str(error)
+            self._wake.set()
+        else:
+            self._settle(tuple(self._ended))
+
+    def _settle(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        del self._ended[: len(batch)]
+        for number, _ in batch:
+            self._meters.free(number)
+
+    def _priced(self, record: UsageRecord) -> UsageRecord:
+        request, tokens = record.request, record.tokens
+        cost = self.prices.cost(request.model, request.started_s, tokens)
+        return UsageRecord(request, record.site, record.ended_s, record.outcome, tokens, cost)
+
+
+def _failing() -> ApiError:
+    return ApiError("overloaded", "what is used cannot be written down at the moment: ask again later", retry_after_s=5)

@@ -1,0 +1,168 @@
+"""Meters: the counts of requests under way, in a file that is mapped into memory, so that they are there when the router is killed.
+
+A process that is killed takes nothing along that it has written to a shared mapping, and a count costs one store. Each request has a slot of
+SLOT_BYTES: eight words (state, counts, end), the site's name, and what is known when it begins, as JSON. The file's blocks are allocated when it is
+made, so that a disk that is full later does not matter here; a slot is free again once its record is in the store. What a machine that loses its
+power keeps of the last seconds is its disk's to say. Refuses to know what becomes of the counts.
+"""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from edge_router.ledger.records import MeteredRequest, Outcome, UsageRecord
+from wire.usage import UsedTokens
+
+SLOT_BYTES = 1024
+MAGIC = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")  # in the place of the first slot
+FREE, OPEN = 0, 1
+OUTCOMES: tuple[Outcome, ...] = get_args(
+    Outcome
+)  # its position, behind FREE and OPEN, is the state of a slot that has ended
+SITE_AT, SITE_BYTES = 64, 64
+REQUEST_AT = SITE_AT + SITE_BYTES
+WORD = 8
+_STATE, _PROMPT, _CACHED, _OUTPUT, _REASONING, _ENDED_US, _LENGTH = range(7)
+
+
+class MetersError(Exception):
+    """The file cannot be used; the message says why."""
+
+
+class MeterFile:
+    """All slots. One process has it at a time."""
+
+    def __init__(self, path: Path, num_slots: int) -> None:
+        """Raises MetersError, OSError."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MetersError(f"{path} is another router's, which runs: give each a directory of its own") from None
+            before = os.fstat(self._fd).st_size
+            if before and os.pread(self._fd, SLOT_BYTES, 0) not in (MAGIC, bytes(SLOT_BYTES)):
+                raise MetersError(f"{path} is no file of meters: move it away")
+            self.num_slots = max(num_slots, before // SLOT_BYTES - 1)
+            os.posix_fallocate(self._fd, 0, (self.num_slots + 1) * SLOT_BYTES)
+            os.pwrite(self._fd, MAGIC, 0)
+            self._map = mmap.mmap(self._fd, (self.num_slots + 1) * SLOT_BYTES)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._words = memoryview(self._map).cast("Q")
+        self._free = [number for number in range(self.num_slots, 0, -1) if self._words[_base(number)] == FREE]
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def begin(self, request: MeteredRequest) -> "Meter | None":
+        """Return a meter for a request; None: all slots are in use."""
+        if not self._free:
+            return None
+        encoded = _encode(request)
+        number = self._free.pop()
+        start, base = number * SLOT_BYTES, _base(number)
+        words = self._words
+        for word in range(_PROMPT, _LENGTH):
+            words[base + word] = 0
+        self._map[start + SITE_AT : start + REQUEST_AT] = bytes(SITE_BYTES)
+        self._map[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
+        words[base + _LENGTH] = len(encoded)
+        words[base + _STATE] = OPEN  # last: what is not there yet is no slot
+        return Meter(self, number, request)
+
+    def set(self, number: int, tokens: UsedTokens) -> None:
+        words, at = self._words, _base(number)
+        words[at + 1], words[at + 2], words[at + 3], words[at + 4] = tokens
+
+    def set_site(self, number: int, site: str) -> None:
+        start = number * SLOT_BYTES + SITE_AT
+        self._map[start : start + SITE_BYTES] = site.encode()[:SITE_BYTES].ljust(SITE_BYTES, b"\0")
+
+    def end(self, number: int, outcome: Outcome, ended_s: float) -> None:
+        base = _base(number)
+        self._words[base + _ENDED_US] = max(0, int(ended_s * 1e6))
+        self._words[base + _STATE] = OPEN + 1 + OUTCOMES.index(outcome)
+
+    def free(self, number: int) -> None:
+        """Let another request have a slot: the record of the one before is in the store, or there is none."""
+        self._words[_base(number)] = FREE
+        self._free.append(number)
+
+    def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
+        """Yield what a router that is gone has left, with its slot: records that were not written, and requests that it died with."""
+        for number in range(1, self.num_slots + 1):
+            base, start = _base(number), number * SLOT_BYTES
+            state = self._words[base]
+            if state == FREE:
+                continue
+            length = self._words[base + _LENGTH]
+            request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
+            if request is None:  # it was being written when the machine lost its power: nothing had been sent
+                self.free(number)
+                continue
+            tokens = UsedTokens(*self._words[base + _PROMPT : base + _ENDED_US])
+            site = self._map[start + SITE_AT : start + REQUEST_AT].rstrip(b"\0").decode(errors="replace")
+            has_ended = OPEN < state <= OPEN + len(OUTCOMES)
+            outcome = OUTCOMES[state - OPEN - 1] if has_ended else "recovered"
+            ended_s = self._words[base + _ENDED_US] / 1e6 if has_ended else request.started_s
+            yield number, UsageRecord(request, site, ended_s, outcome, tokens)
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+        os.close(self._fd)
+
+
+class Meter:
+    """One request's slot."""
+
+    __slots__ = ("_file", "number", "request", "site", "tokens")
+
+    def __init__(self, file: MeterFile, number: int, request: MeteredRequest) -> None:
+        self.number = number
+        self.request = request
+        self.site = ""
+        self.tokens = UsedTokens()
+        self._file = file
+
+    def count(self, tokens: UsedTokens) -> None:
+        """Set what the client is about to have, all told."""
+        self.tokens = tokens
+        self._file.set(self.number, tokens)
+
+    def answered_by(self, site: str) -> None:
+        if site != self.site:
+            self.site = site
+            self._file.set_site(self.number, site)
+
+
+def _base(number: int) -> int:
+    return number * SLOT_BYTES // WORD
+
+
+_MOST = SLOT_BYTES - REQUEST_AT
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(MeteredRequest)
+
+
+def _encode(request: MeteredRequest) -> bytes:
+    encoded = _encoder.encode(request)
+    if len(encoded) > _MOST:  # a model's name that no site would know
+        short = msgspec.structs.replace(request, model=ascii(request.model)[1:201], request_id=request.request_id[:128])
+        encoded = _encoder.encode(short)
+    return encoded
+
+
+def _decode(data: bytes) -> MeteredRequest | None:
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError:
+        return None

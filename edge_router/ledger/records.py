@@ -1,0 +1,30 @@
+"""What the ledger keeps of a request: what is known when it begins, and what it came to."""
+
+from typing import Literal
+
+import msgspec
+
+from wire.usage import UsedTokens
+
+# complete: its client was sent the end; cut: it left before, or no site could go on; recovered: the router died first.
+Outcome = Literal["complete", "cut", "recovered"]
+
+
+class MeteredRequest(msgspec.Struct, frozen=True):
+    """A request under way. Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
+
+    id: str
+    request_id: str
+    account: str  # empty: of a key that is not known, or of none
+    key: str
+    model: str  # as the request names it
+    started_s: float  # since the epoch
+
+
+class UsageRecord(msgspec.Struct, frozen=True):
+    request: MeteredRequest
+    site: str  # that answered last
+    ended_s: float
+    outcome: Outcome
+    tokens: UsedTokens
+    cost: int | None = None  # in billionths of the currency; None: there was no price

@@ -1,0 +1,209 @@
+"""Is the ledger right when processes are killed? `make bench-ledger` runs it: python -m load_tests.scenarios.ledger.
+
+A router with a ledger and its sites on this machine, clients that stream and that do not, and SIGKILL to a router, a site or an engine host, one
+after another, at random moments. Clients count the token ids that they are sent. Afterwards each of their requests must be in the ledger once, with
+at least the tokens that its client has, at most those that were asked for, and exactly as many where it read to the end.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sqlite3
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+from rich.console import Console
+
+from load_tests.local_network import LocalNetwork
+from load_tests.records import write_record
+from wire.sse import EventDecoder
+
+TARGETS = ("router", "site", "engine")
+MAX_TOKENS = 32
+SECRET = "a secret of this benchmark's own"  # a router that starts again knows its sites by it
+
+
+@dataclass
+class Received:
+    """One answer as far as its client has it."""
+
+    tokens: int = 0
+    is_whole: bool = False
+
+
+class Clients:
+    """Clients that ask again and again, each request by an id of its own."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._url = url
+        self._count = count
+        self.received: dict[str, Received] = {}
+        self.is_stopping = False
+
+    async def run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            await asyncio.gather(*(self._ask(session, number) for number in range(self._count)))
+
+    async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
+        turn = 0
+        while not self.is_stopping:
+            name = f"client-{number}-{turn}"
+            turn += 1
+            mine = self.received[name] = Received()
+            body: dict[str, Any] = {
+                "model": "ember", "prompt": f"{name} says", "max_tokens": MAX_TOKENS, "ignore_eos": True, "return_token_ids": True,
+                "seed": turn, "stream": number % 3 != 0,
+            }  # fmt: skip
+            if number % 3 == 2:
+                body["stream_options"] = {"durable": True}
+            try:
+                async with session.post(
+                    f"{self._url}/v1/completions", json=body, headers={"x-request-id": name}
+                ) as answer:
+                    if answer.status == 200:
+                        await (self._read(answer, mine) if body["stream"] else self._whole(answer, mine))
+                    else:
+                        await asyncio.sleep(0.1)
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(0.1)
+
+    async def _whole(self, answer: aiohttp.ClientResponse, mine: Received) -> None:
+        fields = orjson.loads(await answer.read())
+        mine.tokens = len(fields["choices"][0]["token_ids"])
+        assert fields["usage"]["completion_tokens"] == mine.tokens
+        mine.is_whole = True
+
+    async def _read(self, answer: aiohttp.ClientResponse, mine: Received) -> None:
+        decoder = EventDecoder()
+        async for chunk in answer.content.iter_any():
+            for event in decoder.feed(chunk):
+                if event.is_done:
+                    mine.is_whole = True
+                elif event.data is not None:
+                    for choice in orjson.loads(event.data).get("choices", ()):
+                        mine.tokens += len(choice.get("token_ids") or ())
+
+
+async def disturb(network: LocalNetwork, kills: int, num_clients: int, rng: random.Random) -> "Clients":
+    """Kill so many processes under load, each when all are well again, and let the clients end."""
+    clients = Clients(network.url, num_clients)
+    load = asyncio.create_task(clients.run())
+    for number in range(kills):
+        await asyncio.sleep(rng.uniform(0.3, 1.2))
+        target = TARGETS[number % len(TARGETS)]
+        pid = await asyncio.to_thread(_pid, network, target, rng)
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).send_signal(signal.SIGKILL)
+        await asyncio.to_thread(_wait_until_well, network, pid)
+    clients.is_stopping = True
+    await load
+    await asyncio.to_thread(_get, f"{network.url}/usage")  # which writes what has ended
+    return clients
+
+
+def judge(ledger: Path, clients: Clients) -> dict[str, Any]:
+    """Compare the ledger's records with what clients received."""
+    connection = sqlite3.connect(ledger)
+    rows = connection.execute("SELECT request_id, outcome, output_tokens, prompt_tokens FROM usage").fetchall()
+    connection.close()
+    found = {name: tokens for name, _, tokens, _ in rows}
+    received = clients.received
+    times = Counter(name for name, *_ in rows)
+    return {
+        "requests": len(received),
+        "read_to_the_end": sum(mine.is_whole for mine in received.values()),
+        "cut": sum(not mine.is_whole and mine.tokens > 0 for mine in received.values()),
+        "outcomes": dict(Counter(outcome for _, outcome, *_ in rows)),
+        "tokens_received": sum(mine.tokens for mine in received.values()),
+        "tokens_in_the_ledger": sum(found.values()),
+        "twice": [name for name, count in times.items() if count > 1],
+        "fewer_than_received": [name for name, mine in received.items() if found.get(name, 0) < mine.tokens],
+        "more_than_made": [name for name, tokens in found.items() if tokens > MAX_TOKENS],
+        "unequal_though_read_to_the_end": [
+            name for name, mine in received.items() if mine.is_whole and found.get(name) != mine.tokens
+        ],
+        "without_their_prompt": [name for name, _, tokens, prompt in rows if tokens and not prompt],
+        "nobodys": [name for name in found if name not in received],
+    }
+
+
+FAULTS = ("twice", "fewer_than_received", "more_than_made", "unequal_though_read_to_the_end", "without_their_prompt", "nobodys")  # fmt: skip
+
+
+def measure(kills: int, num_clients: int, seed: int = 0) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="pilotlight-ledger-") as folder:
+        settings = f'\n[ledger]\ndirectory = "{folder}"\n'
+        environment = {"PILOTLIGHT_HOP_SECRET": SECRET}
+        with LocalNetwork(num_sites=2, network_settings=settings, environment=environment) as network:
+            started = time.monotonic()
+            clients = asyncio.run(disturb(network, kills, num_clients, random.Random(seed)))
+            took_s = time.monotonic() - started
+        return {
+            "kills": kills,
+            "clients": num_clients,
+            "took_s": round(took_s, 1),
+            **judge(Path(folder) / "usage.sqlite", clients),
+        }
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return orjson.loads(answer.read())
+
+
+def _pid(network: LocalNetwork, target: str, rng: random.Random) -> int:
+    status = _get(f"{network.url}/status")
+    if target == "router":
+        return int(status["process"]["pid"])
+    pids = [
+        process["pid"]
+        for site in status["sites"]
+        for process in site["status"]["processes"]
+        if process["role"] == target
+    ]
+    return int(rng.choice(pids))
+
+
+def _wait_until_well(network: LocalNetwork, killed: int) -> None:
+    """Wait until the router answers, and all its sites, by processes of which none is the one that was killed."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(OSError, KeyError, TypeError, urllib.error.URLError):
+            status = _get(f"{network.url}/status")
+            processes = [status["process"], *(each for site in status["sites"] for each in site["status"]["processes"])]
+            is_well = all(site["state"] == "healthy" and site["status"]["ready"] for site in status["sites"])
+            if is_well and killed not in [process["pid"] for process in processes]:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"a minute after {killed} was killed the network is not well again")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Kill processes under load and compare the ledger with what clients have."
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    results = measure(arguments.kills, arguments.clients, arguments.seed)
+    Console().print(results)
+    print(write_record("ledger", results))
+    if any(results[fault] for fault in FAULTS):
+        raise SystemExit("the ledger is wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""`pilotlight usage`: a router's ledger as a table, JSON or CSV."""
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runtime.cli.api import Api
+
+COUNTS = {
+    "requests": "requests",
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "output_tokens": "output",
+    "reasoning_tokens": "reasoning",
+}
+
+
+def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) -> None:
+    if as_csv:
+        print(api.get_text("/usage?" + urlencode({**asked, "format": "csv"})), end="")
+        return
+    told = api.get_json("/usage?" + urlencode(asked))
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    table = Table(*told["by"], box=None, header_style="bold")
+    for name in (*COUNTS.values(), told["currency"]):
+        table.add_column(name, justify="right")
+    for row in told["usage"]:
+        groups = [Text(str(row[name]) or "-") for name in told["by"]]
+        table.add_row(*groups, *(f"{row[name]:,}" for name in COUNTS), _amount(row["cost"]))
+    Console().print(table)
+
+
+def _amount(cost: Any) -> str:
+    """Return a sum without the zeros behind it; a dash where nothing had a price."""
+    return "-" if cost is None else str(cost).rstrip("0").rstrip(".")

@@ -1,0 +1,10 @@
+"""A router, its sites and their engine hosts are killed under load, and the ledger has each token once. `make bench-ledger` kills a hundred."""
+
+from load_tests.scenarios.ledger import FAULTS, measure
+
+
+def test_the_ledger_is_right_when_processes_are_killed() -> None:
+    results = measure(kills=4, num_clients=6)
+    assert {fault: results[fault] for fault in FAULTS if results[fault]} == {}
+    assert results["read_to_the_end"] > 10
+    assert results["tokens_in_the_ledger"] >= results["tokens_received"] > 0

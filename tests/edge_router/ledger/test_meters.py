@@ -1,0 +1,124 @@
+"""Meters: counts that are there when the process is killed, slots that are used again, and files that are none of ours."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_router.ledger.meters import SLOT_BYTES, MeterFile, MetersError
+from edge_router.ledger.records import MeteredRequest
+from wire.usage import UsedTokens
+
+TOKENS = UsedTokens(2**40, 5, 70_000, 3)
+
+
+def request(name: str = "1", **more: str) -> MeteredRequest:
+    return MeteredRequest(
+        **{"id": name, "request_id": "r", "account": "acme", "key": "ci", "model": "m", "started_s": 7.5, **more}
+    )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edge_router.ledger.meters import MeterFile
+from edge_router.ledger.records import MeteredRequest
+from wire.usage import UsedTokens
+meters = MeterFile(Path(sys.argv[1]), 16)
+for name in ("open", "ended", "none"):
+    meter = meters.begin(MeteredRequest(name, "r", "acme", "ci", "m", 7.5))
+    meter.answered_by("ams1")
+    if name != "none":
+        meter.count(UsedTokens(2**40, 5, 70_000, 3))
+    if name == "ended":
+        meters.end(meter.number, "cut", 9.25)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_counted_is_there_after_kill_9(tmp_path: Path) -> None:
+    file = tmp_path / "meters"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    meters = MeterFile(file, 16)
+    found = {record.request.id: record for _, record in meters.left_behind()}
+    assert (found["open"].tokens, found["open"].outcome, found["open"].site) == (TOKENS, "recovered", "ams1")
+    assert (found["ended"].tokens, found["ended"].outcome, found["ended"].ended_s) == (TOKENS, "cut", 9.25)
+    assert found["none"].tokens == UsedTokens()
+    assert found["open"].request == request("open")
+    for number, _ in list(meters.left_behind()):
+        meters.free(number)
+    assert not [*meters.left_behind()]
+    assert meters.num_used == 0
+    meters.close()
+
+
+def test_slots_are_used_again_and_begin_empty(tmp_path: Path) -> None:
+    meters = MeterFile(tmp_path / "meters", 2)
+    first, second = meters.begin(request("1")), meters.begin(request("2"))
+    assert first is not None
+    assert second is not None
+    assert meters.begin(request("3")) is None
+    first.count(TOKENS)
+    first.answered_by("a-site-with-a-long-name" * 9)
+    meters.free(first.number)
+    third = meters.begin(request("3"))
+    assert third is not None
+    (record,) = [record for _, record in meters.left_behind() if record.request.id == "3"]
+    assert (record.tokens, record.site) == (UsedTokens(), "")
+    meters.close()
+
+
+@pytest.mark.parametrize("model", ["m" * 5000, "é" * 400, "\0" * 600, '"' * 600])
+def test_a_name_that_is_too_long_is_shortened_and_spoils_no_neighbour(tmp_path: Path, model: str) -> None:
+    meters = MeterFile(tmp_path / "meters", 3)
+    for name, named in (("1", "before"), ("2", model), ("3", "behind")):
+        assert meters.begin(request(name, model=named, account="a" * 63, key="k" * 63)) is not None
+    found = {record.request.id: record.request for _, record in meters.left_behind()}
+    assert (found["1"].model, found["3"].model) == ("before", "behind")
+    assert len(found["2"].model) <= 200
+    meters.close()
+
+
+def test_a_file_has_one_process_and_grows_but_never_shrinks(tmp_path: Path) -> None:
+    file = tmp_path / "meters"
+    meters = MeterFile(file, 4)
+    with pytest.raises(MetersError, match="another router's"):
+        MeterFile(file, 4)
+    meters.begin(request())
+    meters.close()
+    for wanted, slots in ((2, 4), (8, 8)):
+        again = MeterFile(file, wanted)
+        assert (again.num_slots, again.num_used) == (slots, 1)
+        assert file.stat().st_size == (slots + 1) * SLOT_BYTES
+        assert file.stat().st_blocks * 512 >= file.stat().st_size, "a disk that is full later has room for them"
+        again.close()
+
+
+def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "meters"
+    file.write_bytes(b"a letter to a friend")
+    with pytest.raises(MetersError, match="no file of meters"):
+        MeterFile(file, 4)
+    assert file.read_bytes() == b"a letter to a friend"
+    file.write_bytes(b"")
+    MeterFile(file, 4).close()
+    assert len(os.listdir("/proc/self/fd")) < 200
+
+
+def test_half_a_slot_is_no_record(tmp_path: Path) -> None:
+    file = tmp_path / "meters"
+    meters = MeterFile(file, 4)
+    meter = meters.begin(request())
+    assert meter is not None
+    meters.close()
+    with open(file, "r+b") as opened:
+        opened.seek(meter.number * SLOT_BYTES + 128)
+        opened.write(b"\xff" * 10)
+    again = MeterFile(file, 4)
+    assert not [*again.left_behind()]
+    assert again.num_used == 0
+    again.close()

@@ -1,0 +1,45 @@
+"""Prices: which one counts, and sums to the last billionth."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from edge_router.ledger.prices import BILLIONTHS, PriceList
+from sites.network import PriceConfig
+from wire.usage import UsedTokens
+
+JULY = datetime(2026, 7, 1, tzinfo=UTC)
+PRICES = PriceList(
+    [
+        PriceConfig(model="llama-*", input=0.2, cached_input=0.05, output=0.8),
+        PriceConfig(model="llama-*", input=0.1, cached_input=0.02, output=0.4, valid_from=JULY),
+        PriceConfig(model="*", input=1.0, output=2.0),
+    ],
+    "EUR",
+)
+
+
+def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> None:
+    tokens = UsedTokens(prompt=1_000_000, cached=400_000, output=500_000, reasoning=100_000)
+    before, after = JULY.timestamp() - 1, JULY.timestamp()
+    assert PRICES.cost("llama-8b", before, tokens) == round((0.12 + 0.02 + 0.4) * BILLIONTHS)
+    assert PRICES.cost("llama-8b", after, tokens) == round((0.06 + 0.008 + 0.2) * BILLIONTHS)
+    assert PRICES.cost("other", after, tokens) == 2 * BILLIONTHS, (
+        "without a price of their own, cached ones cost as others"
+    )
+    assert PriceList([], "EUR").cost("other", after, tokens) is None
+
+
+def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
+    assert PRICES.cost("llama-8b", 0.0, UsedTokens(output=1)) == 800
+    assert PRICES.cost("llama-8b", 0.0, UsedTokens(prompt=3, cached=3)) == 150
+    assert PRICES.cost("llama-8b", 0.0, UsedTokens()) == 0
+
+
+@pytest.mark.parametrize(("at", "prompt"), [(0.0, "0.0000002"), (JULY.timestamp(), "0.0000001")])
+def test_a_list_of_models_tells_the_price_of_one_token(at: float, prompt: str) -> None:
+    told = PRICES.told("llama-8b", at)
+    assert told is not None
+    assert (told["prompt"], told["currency"]) == (prompt, "EUR")
+    free = PriceList([PriceConfig(model="*", input=0, output=0)], "USD").told("x", 0.0)
+    assert free == {"prompt": "0", "input_cache_read": "0", "completion": "0", "currency": "USD"}

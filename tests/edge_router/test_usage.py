@@ -1,0 +1,208 @@
+"""What a router's ledger has of requests: each token once, whatever became of sites and clients; and who may read it."""
+
+import asyncio
+import csv
+import hashlib
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge_router.fakes import (
+    CACHED_TOKENS,
+    PROMPT_TOKENS,
+    FakeSite,
+    FirstThen,
+    Router,
+    answer,
+    continued_stream,
+    fall_silent,
+    refuse,
+    reset_it,
+    router,
+    sites,
+)
+from wire.usage import USAGE
+
+PRICE = {"model": "ember", "input": 1.0, "cached_input": 0.5, "output": 3.0}
+
+
+def key(name: str, *scopes: str, **more: str) -> dict[str, Any]:
+    return {"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest(), "scopes": [*scopes], **more}
+
+
+KEYS = [
+    key("alice", "models", account="acme"),
+    key("al", "models", account="acme"),
+    key("bob", "models"),
+    key("root", "admin"),
+]
+ACME, BOB, ROOT = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob", "root"))
+
+
+@asynccontextmanager
+async def metered(
+    fakes: list[FakeSite], directory: Path, monkeypatch: pytest.MonkeyPatch, **tables: Any
+) -> AsyncIterator[Router]:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    given = {
+        "door": {"require_key": True},
+        "accounts": [{"name": "acme"}],
+        "keys": KEYS,
+        "prices": [PRICE],
+        "ledger": {"directory": str(directory)},
+        **tables,
+    }
+    async with router(fakes, policy=FirstThen("ams1", "iad1"), tables=given) as running:
+        yield running
+
+
+async def usage(running: Router, headers: dict[str, str] = ROOT, **query: str) -> list[dict[str, Any]]:
+    async with running.http.get(running.url + "/usage", params=query, headers=headers) as response:
+        assert response.status == 200, await response.read()
+        fields = await response.json()
+    assert fields["currency"] == "USD"
+    rows: list[dict[str, Any]] = fields["usage"]
+    return rows
+
+
+def used(output: int, **more: Any) -> dict[str, Any]:
+    cost = (PROMPT_TOKENS - CACHED_TOKENS) * 1000 + CACHED_TOKENS * 500 + output * 3000
+    return {
+        "account": "acme", "model": "ember", "requests": 1, "prompt_tokens": PROMPT_TOKENS, "cached_tokens": CACHED_TOKENS,
+        "output_tokens": output, "reasoning_tokens": 0, "cost": f"0.{cost:09d}", **more,
+    }  # fmt: skip
+
+
+async def test_a_stream_that_loses_its_site_is_written_down_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(8, until=5, ending=reset_it)
+        fakes[1].behave = continued_stream(8)
+        async with running.chat(headers=ACME) as response:
+            assert (await response.read()).count(b"data: {") == 8
+        (row,) = await usage(running, by="account,model,site,outcome")
+        assert row == used(8, site="iad1", outcome="complete", reasoning_tokens=1)
+
+
+async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = refuse("overloaded")
+        fakes[1].behave = answer(200, {"choices": []}, **{USAGE.replace("-", "_"): "7,3,20,4"})
+        async with running.chat(headers=ACME, stream=False) as response:
+            assert response.status == 200
+            assert USAGE not in response.headers, "it is not the client's"
+        assert await usage(running) == [used(20, reasoning_tokens=4)]
+        fakes[1].behave = answer(400, {"error": {"message": "no"}})
+        async with running.chat(headers=ACME, stream=False) as response:
+            assert response.status == 400
+        assert (await usage(running))[0]["requests"] == 1, "a refusal is no usage"
+
+
+async def test_a_client_that_leaves_has_what_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(8, until=3, ending=fall_silent)
+        response = await running.chat(headers=ACME)
+        received = b""
+        while received.count(b"data: {") < 3:
+            received += await response.content.readany()
+        response.close()
+        async with asyncio.timeout(10):
+            while not (found := await usage(running, by="account,model,outcome")):
+                await asyncio.sleep(0.02)
+        assert found == [used(3, outcome="cut")]
+
+
+async def test_a_durable_stream_is_paid_for_once_however_often_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(8)
+        async with running.chat(headers=ACME, stream_options={"durable": True}) as response:
+            name, body = response.headers["x-pilotlight-stream"], await response.read()
+        for holder, status in (("alice", 200), ("al", 200), ("bob", 404)):
+            headers = {"authorization": f"Bearer {holder}"}
+            async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
+                assert again.status == status
+                assert (await again.read() == body) == (status == 200), "a stream is its account's, by any of its keys"
+        assert await usage(running) == [used(8, reasoning_tokens=1)]
+
+
+async def test_an_account_sees_its_own_usage_and_an_admin_key_everybodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(2)
+        for headers in (ACME, {"authorization": "Bearer al"}, BOB):
+            async with running.chat(headers=headers) as response:
+                await response.read()
+        own = await usage(running, ACME, by="account,key")
+        assert [(row["account"], row["key"]) for row in own] == [("acme", "al"), ("acme", "alice")]
+        assert [row["account"] for row in await usage(running, BOB)] == ["bob"]
+        assert [row["account"] for row in await usage(running)] == ["acme", "bob"]
+        assert [row["account"] for row in await usage(running, account="bob")] == ["bob"]
+        url = running.url + "/usage"
+        for query, headers, status in (
+            ({"account": "acme"}, BOB, 403),
+            ({"by": "cost"}, ROOT, 400),
+            ({"format": "xml"}, ROOT, 400),
+            ({"from": "yesterday"}, ROOT, 400),
+            ({}, {}, 401),
+        ):
+            async with running.http.get(url, params=query, headers=headers) as response:
+                assert response.status == status, query
+        assert await usage(running, **{"from": "2999-01-01"}) == []
+        async with running.http.get(url, params={"format": "csv", "by": "account"}, headers=ROOT) as response:
+            assert response.content_type == "text/csv"
+            rows = [*csv.DictReader(io.StringIO(await response.text()))]
+        assert [(row["account"], row["requests"], row["output_tokens"]) for row in rows] == [
+            ("acme", "2", "4"),
+            ("bob", "1", "2"),
+        ]
+
+
+async def test_no_spreadsheet_takes_a_models_name_for_a_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(1)
+        async with running.chat(headers=ACME, model='=HYPERLINK("x")') as response:
+            await response.read()
+        url = running.url + "/usage"
+        async with running.http.get(url, params={"format": "csv", "by": "model"}, headers=ROOT) as response:
+            (row,) = csv.DictReader(io.StringIO(await response.text()))
+        assert row["model"] == '\'=HYPERLINK("x")'
+
+
+async def test_lists_of_models_tell_prices_and_what_the_account_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = [{"name": "acme", "models": ["emb*"]}]
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch, accounts=accounts) as running:
+        fakes[0].behave = answer(
+            200, {"object": "list", "data": [{"id": "ember", "context_length": 9}, {"id": "other"}]}
+        )
+        price = {"prompt": "0.000001", "input_cache_read": "0.0000005", "completion": "0.000003", "currency": "USD"}
+        priced = {"id": "ember", "context_length": 9, "pricing": price}
+        for headers, listed in ((ACME, [priced]), (BOB, [priced, {"id": "other"}])):
+            async with running.http.get(running.url + "/v1/models", headers=headers) as response:
+                assert await response.json() == {"object": "list", "data": listed}
+        fakes[0].behave = answer(200, {"id": "ember"})
+        async with running.http.get(running.url + "/v1/models/ember", headers=ACME) as response:
+            assert await response.json() == {"id": "ember", "pricing": price}
+        fakes[0].behave = answer(200, {"result": [{"id": "ember"}, {"id": "other"}], "success": True})
+        async with running.http.get(running.url + "/client/v4/accounts/a/ai/models/search", headers=ACME) as response:
+            assert (await response.json())["result"] == [{"id": "ember", "pricing": price}]
+        for odd in ([], {"data": 7}, {"data": [7]}, {"data": [{}]}):
+            fakes[0].behave = answer(200, odd)
+            async with running.http.get(running.url + "/v1/models", headers=ACME) as response:
+                assert await response.json() == odd
+
+
+async def test_without_a_ledger_usage_says_where_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running, running.http.get(running.url + "/usage") as response:
+        assert (response.status, "[ledger]" in await response.text()) == (404, True)

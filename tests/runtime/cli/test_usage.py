@@ -1,0 +1,37 @@
+"""`pilotlight usage`: what a router's ledger has, for people and for programs."""
+
+import json
+
+import pytest
+
+from runtime.cli.api import Api
+from runtime.cli.usage import print_usage
+
+COUNTS = {"requests": 2, "prompt_tokens": 1_234_567, "cached_tokens": 0, "output_tokens": 5, "reasoning_tokens": 0}
+TOLD = {
+    "currency": "EUR",
+    "by": ["account", "model"],
+    "usage": [
+        {"account": "acme", "model": "[bold]m", **COUNTS, "cost": "1.500000000"},
+        {"account": "", "model": "n", **COUNTS, "cost": None},
+    ],
+}
+
+
+def test_usage_is_a_table_json_or_csv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Api, "get_json", lambda self, path: asked.append(path) or TOLD)
+    monkeypatch.setattr(Api, "get_text", lambda self, path: asked.append(path) or "a,b\r\n")
+    api = Api("http://127.0.0.1:1")
+    print_usage(api, {"from": "2026-11-01"}, as_json=False, as_csv=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["account", "model", "requests", "prompt", "cached", "output", "reasoning", "EUR"],
+        ["acme", "[bold]m", "2", "1,234,567", "0", "5", "0", "1.5"],
+        ["-", "n", "2", "1,234,567", "0", "5", "0", "-"],
+    ]
+    print_usage(api, {}, as_json=True, as_csv=False)
+    assert json.loads(capsys.readouterr().out) == TOLD
+    print_usage(api, {}, as_json=False, as_csv=True)
+    assert capsys.readouterr().out == "a,b\r\n"
+    assert asked == ["/usage?from=2026-11-01", "/usage?", "/usage?format=csv"]
