@@ -27,6 +27,9 @@ class Context:
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
     adapters: AdapterRows | None = None  # None: no token of the step has one
+    incoming: torch.Tensor | None = (
+        None  # [tokens, hidden], what the stage before has made of the batch; None: this is the first
+    )
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks have made of their parts."""

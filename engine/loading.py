@@ -37,7 +37,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import Family, Model, find_family
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
-from engine.planning.model import choose_dtype_name
+from engine.planning.model import choose_dtype_name, plan_model
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
@@ -49,7 +49,7 @@ from engine.weights.formats.registry import read_format
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
 from engine.weights.relocation import HugePages, Relocation
-from engine.weights.shard import WHOLE, Shard
+from engine.weights.shard import WHOLE, Shard, Stage
 from engine.weights.source import WeightSource
 from engine.weights.storage import MetaStorage
 
@@ -153,15 +153,28 @@ class ModelLoading(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        return WHOLE if self.links is None else self.links.shard
+        """What this rank has of every layer of its stage."""
+        if self.links is None:
+            return WHOLE
+        stages, number = self.stages, self.links.stage
+        return self.links.shard._replace(stage=Stage(number, len(stages), stages[number]) if len(stages) > 1 else None)
+
+    @property
+    def stages(self) -> list[range]:
+        """The layers of each stage, as even as their products with a token are."""
+        num_stages = 1 if self.links is None else self.links.num_stages
+        return plan_model(self.raw_config).stages(num_stages) if num_stages > 1 else [range(self.config.num_layers)]
 
     def layout(self) -> CacheLayout:
         """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
-        config, shard = self.config, self.shard
-        if shard.size > 1:
-            Parallelism(shard.size).require_counts(config.num_layers, config.num_heads, config.num_kv_heads, 0)
-        layers = [layer.part_of(shard) for layer in config.cached_layers]
-        return CacheLayout(layers, self.host.block_size, self._dtype(), self._longest())
+        config, links = self.config, self.links
+        if links is None:
+            return CacheLayout(config.cached_layers, self.host.block_size, self._dtype(), self._longest())
+        degrees = Parallelism(links.shard.size, links.num_stages)
+        degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, 0)
+        layers = [layer.part_of(links.shard) for layer in config.cached_layers]
+        sizes = (self.host.block_size, self._dtype(), self._longest())
+        return CacheLayout(layers, *sizes, self.stages, links.stage)
 
     def decoder(self, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, arena, group = self.spec, self.host.block_size, self.arena, memory.group
@@ -207,10 +220,14 @@ class ModelLoading(NamedTuple):
             lease = place if isinstance(place, Lease) else None
             weights = self.source.fingerprint if tiers else b""
             info = self._info(context_length, dtype, loaded, block_size, num_blocks // len(layout.groups))
-            arranged = f"{layout.identity}:{arena.device.type}" + (f":{self.shard.size}" if self.shard.size > 1 else "")
+            arranged = f"{layout.identity}:{arena.device.type}"
+            if group is not None:  # of which a block has all ranks' parts, one behind another
+                arranged += f":{group.size}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
             copier = _copier(own, spec.name, group)
-            kept = tiers.cache_for(identity, copier, layout.block_bytes * self.shard.size) if tiers else None
+            kept = (
+                tiers.cache_for(identity, copier, layout.block_bytes * (group.size if group else 1)) if tiers else None
+            )
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
             engine = Engine(
@@ -299,7 +316,9 @@ class ModelLoading(NamedTuple):
         """Return slots for adapters, which take no memory before the first one comes."""
         if not isinstance(model, Decoder) or not model.projections:
             return None
-        return AdapterBank(model.projections, self._dtype(), self.arena.device, self.host.adapter_slots)
+        return AdapterBank(
+            model.projections, self._dtype(), self.arena.device, self.host.adapter_slots, self.shard.stage
+        )
 
     def _adapters(self, runner: ModelRunner, group: "RankGroup | None") -> AdapterStore | None:
         if runner.adapters is None:
@@ -316,8 +335,13 @@ class ModelLoading(NamedTuple):
         adapters: AdapterBank | None = None,
     ) -> ModelRunner:
         if self.recipe is None:
-            return ModelRunner(model, layout, blocks, ranks=ranks, adapters=adapters)
-        return ModelRunner(model, layout, blocks, self.recipe.pooling, self.recipe.is_normalized, ranks)
+            return ModelRunner(
+                model, layout, blocks, ranks=ranks, adapters=adapters, hidden_size=self.config.hidden_size
+            )
+        recipe = self.recipe
+        return ModelRunner(
+            model, layout, blocks, recipe.pooling, recipe.is_normalized, ranks, hidden_size=self.config.hidden_size
+        )
 
     def _longest(self) -> int:
         most = self.recipe.max_tokens if self.recipe is not None else None
@@ -395,6 +419,7 @@ class ModelLoading(NamedTuple):
             host.max_waiting,
             host.max_decode_delay_ms / 1000,
             windows,
+            host.stages,
             whole_prompts,
         )
 

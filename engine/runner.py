@@ -42,6 +42,17 @@ class Forwarded(NamedTuple):
     computed_s: float
 
 
+class BegunStep(NamedTuple):
+    """A step of which this rank's layers have been computed."""
+
+    step: StepInput
+    number: int  # among the steps of a pipeline
+    hidden: torch.Tensor | None  # behind the last layer; None: other stages go on
+    logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
+    logits: torch.Tensor | None = None  # of every token, where they have been computed
+    computed_s: float = 0.0
+
+
 class ModelRunner:
     def __init__(
         self,
@@ -52,12 +63,15 @@ class ModelRunner:
         is_normalized: bool = False,
         ranks: "Communicator | None" = None,
         adapters: AdapterBank | None = None,
+        hidden_size: int = 0,
     ) -> None:
         """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `pooling`: of an embedding model; `is_normalized`: its
-        embeddings have length 1. `ranks`: that have the other parts of the model, and compute every step at the same time. `adapters`: their slots;
-        None: it has none."""
+        embeddings have length 1. `ranks`: that have the other parts of the model, and compute every step at the same time; `hidden_size`: of what
+        goes from stage to stage among them. `adapters`: their slots; None: it has none."""
         self.model = model
         self._ranks = ranks
+        self._pipe = None if ranks is None else ranks.pipe
+        self._hidden_size = hidden_size
         self.pooling = pooling
         self.kv_cache = kv_cache
         self.num_blocks = kv_cache.shape[0]
@@ -70,11 +84,51 @@ class ModelRunner:
         self._texts = TextPooling(is_normalized)
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
 
-    @torch.inference_mode()
+    @property
+    def is_pipelined(self) -> bool:
+        """Tell whether this is a rank of the first stage, whose steps other stages go on with."""
+        return self._pipe is not None and self._pipe.is_first
+
     def forward(self, step: StepInput) -> Forwarded:
-        ready = self._ready(step)
+        return self.finish(self.begin(step))
+
+    @torch.inference_mode()
+    def begin(self, step: StepInput) -> BegunStep:
+        """Compute this stage's layers of a step; a later stage is done then, and has sent what the next one goes on from."""
+        pipe, number = self._pipe, 0
+        if pipe is None:
+            ready = self._ready(step)
+            began = time.perf_counter()
+            hidden, *logits = ready.compute()
+            return BegunStep(step, number, hidden, ready.logit_rows, logits[0] if logits else None, self._since(began))
+        number = pipe.next_step()
+        batch = build_batch(step, self.kv_cache.device, None)
+        incoming = None if pipe.is_first else self._received(len(step.token_ids), number)
         began = time.perf_counter()
-        hidden, *logits = ready.compute()
+        adapters = _adapter_rows(self.adapters, batch)
+        context = Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters)
+        hidden = self.model.forward(context)
+        computed_s = time.perf_counter() - began
+        if pipe.is_last and not _wants_every_row(step, self.pooling) and batch.logit_rows is not None:
+            hidden = hidden.index_select(0, batch.logit_rows)
+        if len(hidden):
+            pipe.send(hidden, number)
+        return BegunStep(step, number, None, batch.logit_rows, computed_s=computed_s)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep) -> Forwarded:
+        """Compute what the hidden states behind the last layer are wanted for."""
+        step, hidden, logit_rows = begun.step, begun.hidden, begun.logit_rows
+        if hidden is None:
+            if not self.is_pipelined:
+                return Forwarded(None, {}, {}, begun.computed_s)
+            num_rows = len(step.token_ids)
+            if not _wants_every_row(step, self.pooling) and logit_rows is not None:
+                num_rows, logit_rows = len(logit_rows), None
+            if not num_rows:
+                return Forwarded(None, {}, {}, begun.computed_s)
+            hidden = self._received(num_rows, begun.number)
+        began = time.perf_counter()
         prompts = {
             asked.chunk: prompt_logprobs(
                 self._logits_of, hidden[asked.row : asked.row + len(asked.token_ids)], asked.token_ids, asked.num_top
@@ -82,7 +136,8 @@ class ModelRunner:
             for asked in step.prompt_logprobs
         }
         embeddings = {chunk: to_host(vector) for chunk, vector in self._texts.add(step, hidden).items()}
-        return Forwarded(self._logits(ready.logit_rows, hidden, *logits), prompts, embeddings, self._since(began))
+        logits = self._logits(logit_rows, hidden, begun.logits)
+        return Forwarded(logits, prompts, embeddings, begun.computed_s + self._since(began))
 
     @torch.inference_mode()
     def choose(self, forwarded: Forwarded, rows: SequenceOf[ChoiceRow]) -> "LaunchedStep":
@@ -129,6 +184,11 @@ class ModelRunner:
             return self._ranks.from_first(torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
         assert self._chosen is not None, "a token is pending and no step has chosen it"
         return self._ranks.from_first(self._chosen[:num_rows])
+
+    def _received(self, num_rows: int, number: int) -> torch.Tensor:
+        assert self._pipe is not None
+        into = torch.empty(num_rows, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
+        return self._pipe.receive(into, number)
 
     def _since(self, began: float) -> float:
         """Return for how long the device has computed, where that is the host itself."""
@@ -187,6 +247,10 @@ class ModelRunner:
             return
         for start in (0, len(tokens)) if with_decode else (0,):
             step, rows = scratch_step(tokens, start, self.block_size, num_groups)
+            if self._pipe is not None and not self._pipe.is_first:
+                self.forward(step)
+                tokens.append(tokens[-1])  # whatever it is: the first stage alone reads it
+                continue
             (token,) = self.choose(self.forward(step), rows).collect().tokens
             if not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
@@ -198,6 +262,11 @@ def _adapter_rows(bank: AdapterBank | None, batch: Batch) -> AdapterRows | None:
         return None
     assert bank is not None, "a sequence has an adapter, and the model no slots"
     return bank.rows(batch.adapter_slots)
+
+
+def _wants_every_row(step: StepInput, pooling: Pooling | None) -> bool:
+    """Tell whether a step's hidden states are wanted of other tokens than those whose logits are."""
+    return bool(step.prompt_logprobs) or pooling is not None
 
 
 class LaunchedStep(NamedTuple):

@@ -103,6 +103,9 @@ class Scheduler:
         for sequence in self.running:
             if ready := sequence.num_ready_tokens:
                 (decoding if ready == 1 and sequence.num_computed_tokens else prefilling).append(sequence)
+        if self.limits.stages > 1:
+            num_decoding = sum(sequence.is_decoding for sequence in self.running)
+            decoding = decoding[: -(-num_decoding // self.limits.stages)]
         short = self._schedule_running(plan, decoding)
         if not plan.is_empty or any(sequence.awaits_tokens for sequence in self.running):
             plan.limit(max(self.limits.block_size, most_beside_decodes))

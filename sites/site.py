@@ -60,6 +60,12 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             'Devices in brackets of their own share every model: [["cuda:0", "cuda:1"], "cuda:2"]'
         ),
     ] = None
+    stages: Annotated[
+        Count,
+        Meta(
+            description="into which devices in brackets are divided, in their order: each has a run of a model's layers, and its devices share those"
+        ),
+    ] = 1
     hosts: Annotated[
         tuple[EngineHostConfig, ...],
         Meta(description="instead of device and devices: one table for each host, where they differ in what they do"),
@@ -173,6 +179,11 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             raise ValueError(
                 "hosts of several roles need kv_host_gib above 0: KV blocks go from one to another through host memory"
             )
+        shared = [group for group in self.device_groups if len(group) > 1]
+        if self.stages > 1 and not shared:
+            raise ValueError("stages are of devices in brackets of their own, which share every model: name some")
+        if odd := [group for group in shared if len(group) % self.stages]:
+            raise ValueError(f"{len(odd[0])} devices cannot be divided into {self.stages} stages of as many each")
         if self.devices is not None and self.device is not UNSET:
             raise ValueError("device and devices are both given: drop one of them")
         if self.kv_disk_dir is not None and not self.kv_host_gib:

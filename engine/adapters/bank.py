@@ -12,7 +12,7 @@ import torch
 from engine.adapters.content import SlotContent, read_content, slot_size
 from engine.peft import AdapterError
 from engine.protocol import AdapterSource
-from engine.weights.shard import MatrixPart
+from engine.weights.shard import MatrixPart, Stage
 from kernels.lora import add_lora
 
 
@@ -31,9 +31,16 @@ class AdapterRows(NamedTuple):
 
 class AdapterBank:
     def __init__(
-        self, projections: Sequence[MatrixPart], dtype: torch.dtype, device: torch.device, num_slots: int
+        self,
+        projections: Sequence[MatrixPart],
+        dtype: torch.dtype,
+        device: torch.device,
+        num_slots: int,
+        stage: Stage | None = None,
     ) -> None:
+        """`stage`: whose projections they are; None: all of the model's."""
         self.num_slots = num_slots
+        self._stage = stage
         self._projections = projections
         self._dtype = dtype
         self._rank = 0
@@ -46,7 +53,7 @@ class AdapterBank:
 
     def read(self, source: AdapterSource) -> SlotContent:
         """Read an adapter, from any thread. Raises AdapterError."""
-        content = read_content(source, self._projections, self._dtype)
+        content = read_content(source, self._projections, self._dtype, self._stage)
         return content._replace(values=content.values.pin_memory()) if self._values.is_cuda else content
 
     def fits(self, content: SlotContent) -> bool:

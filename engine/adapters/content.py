@@ -4,6 +4,7 @@ Ranks are padded to a class with zeros, which change no sum; the scale is multip
 the columns of A that its weights have. Knows tensors; refuses to know slots.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +21,10 @@ from engine.peft import (
     projection_key,
 )
 from engine.protocol import AdapterSource
-from engine.weights.shard import MatrixPart
+from engine.weights.shard import MatrixPart, Stage
 from kernels.lora import blocked, num_values, padded_rank
 
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _ALIGNMENT = 64  # values, at which every A and B begins
 
 
@@ -38,8 +40,11 @@ def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
     return sum(_aligned(size) for pair in sizes for size in pair)
 
 
-def read_content(source: AdapterSource, projections: Sequence[MatrixPart], dtype: torch.dtype) -> SlotContent:
-    """Read an adapter for a model's projections. Raises AdapterError for one of another model, or whose files have changed since it was named."""
+def read_content(
+    source: AdapterSource, projections: Sequence[MatrixPart], dtype: torch.dtype, stage: Stage | None = None
+) -> SlotContent:
+    """Read an adapter for a model's projections, or those of one stage. Raises AdapterError for one of another model, or whose files have changed
+    since it was named."""
     from safetensors import SafetensorError  # not at a host's start
     from safetensors.torch import load_file
 
@@ -51,7 +56,48 @@ def read_content(source: AdapterSource, projections: Sequence[MatrixPart], dtype
         tensors = load_file(directory / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise AdapterError(f"{directory / WEIGHTS} cannot be read: {error}") from None
+    if stage is not None:
+        description = of_stage(description, tensors, projections, dtype, stage)
     return make_content(description, tensors, projections, dtype)
+
+
+def of_stage(
+    description: AdapterDescription,
+    tensors: Mapping[str, torch.Tensor],
+    projections: Sequence[MatrixPart],
+    dtype: torch.dtype,
+    stage: Stage,
+) -> AdapterDescription:
+    """Return what an adapter changes of a stage's layers. The first stage judges the rest, by what it has itself of the same name: a rank that found
+    a fault later could refuse nothing any more. Raises AdapterError."""
+    own, alike = {}, {_kind_of(projection_key(part.name)): part for part in projections}
+    for key, adapted in description.projections.items():
+        if _layer_of(key) in stage.layers:
+            own[key] = adapted
+        elif stage.is_first:
+            if (part := alike.get(_kind_of(key))) is None:
+                raise AdapterError(
+                    f"it changes {key}, which the first stage's layers have not: serve the model without stages"
+                )
+            _check_shape(key, adapted, part)
+            _halves(adapted, tensors, part, dtype)
+    return description._replace(projections=own)
+
+
+def _layer_of(key: str) -> int:
+    found = _LAYER.match(key)
+    return int(found[1]) if found is not None else -1
+
+
+def _kind_of(key: str) -> str:
+    return _LAYER.sub("", key)
+
+
+def _check_shape(key: str, adapted: AdaptedProjection, part: MatrixPart) -> None:
+    if (adapted.rows, adapted.columns) != (part.rows.total, part.columns.total):
+        raise AdapterError(
+            f"it is of another model: {key} is [{adapted.rows}, {adapted.columns}] there, and [{part.rows.total}, {part.columns.total}] here"
+        )
 
 
 def make_content(
@@ -62,11 +108,7 @@ def make_content(
     for key, adapted in description.projections.items():
         if key not in numbers:
             raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
-        part = projections[numbers[key]]
-        if (adapted.rows, adapted.columns) != (part.rows.total, part.columns.total):
-            raise AdapterError(
-                f"it is of another model: {key} is [{adapted.rows}, {adapted.columns}] there, and [{part.rows.total}, {part.columns.total}] here"
-            )
+        _check_shape(key, adapted, projections[numbers[key]])
     sizes = {
         key: num_values(padded_rank(adapted.rank), projections[numbers[key]].rows.size, projections[numbers[key]].columns.size)
         for key, adapted in description.projections.items()

@@ -128,6 +128,8 @@ class _Transcription:
         self.max_blocks = -(-tokens // info.block_size)
         self.workspace = Workspace(cpu.loaded)
         self._place_weights(model, laid, tokens)
+        assert model.norm is not None
+        assert model.embedding is not None
         hidden_size, dtype = model.norm.weight.shape[0], model.embedding.dtype
         sizes = [4 * ROWS * 8, ROWS * self.max_blocks * 8, ROWS * hidden_size * dtype.itemsize]
         starts = place(sizes)

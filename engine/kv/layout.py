@@ -7,6 +7,7 @@ Blocks of all groups have the same size and come from one pool. Knows bytes and 
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kv.groups import Windows
@@ -58,15 +59,24 @@ class LayerCache(NamedTuple):
 
 class CacheLayout:
     def __init__(
-        self, layers: Sequence[CachedLayer], block_size: int, dtype: "torch.dtype", context_length: int = 1 << 17
+        self,
+        layers: Sequence[CachedLayer],
+        block_size: int,
+        dtype: "torch.dtype",
+        context_length: int = 1 << 17,
+        stages: Sequence[range] = (),
+        stage: int = 0,
     ) -> None:
-        """`dtype`: of the segments that name none; `context_length`: for which the size of a block is chosen."""
+        """`dtype`: of the segments that name none; `context_length`: for which the size of a block is chosen. `stages`: the runs of layers that ranks
+        keep, of which this one has `stage`; blocks and groups are the same everywhere."""
         self.layers = tuple(layers)
         self.block_size = block_size
         self.dtype = dtype
-        self.groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length)
-        sizes = [sum(self._layer_bytes(self.layers[i]) for i in group.layers) for group in self.groups]
-        self.block_bytes = max(sizes)
+        stages = stages or [range(len(self.layers))]
+        groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length, stages)
+        self.block_bytes = max(self._bytes_of_layers(group.layers, of) for group in groups for of in stages)
+        self._own = stages[stage]
+        self.groups = tuple(group._replace(layers=tuple(i for i in group.layers if i in self._own)) for group in groups)
 
     @property
     def windows(self) -> Windows:
@@ -81,7 +91,7 @@ class CacheLayout:
     @property
     def description(self) -> str:
         """The arithmetic of a block's size."""
-        group = max(self.groups, key=lambda group: sum(self._layer_bytes(self.layers[i]) for i in group.layers))
+        group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
             f"{one.name} {one.num_heads} x {one.head_dim} x {self._dtype_of(one).itemsize} bytes" for one in segments
@@ -99,8 +109,8 @@ class CacheLayout:
         return torch.zeros(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
     def views(self, blocks: "torch.Tensor") -> list[LayerCache]:
-        """Return each layer's view of blocks, [num_blocks, block_bytes] uint8."""
-        views: dict[int, LayerCache] = {}
+        """Return each layer's view of blocks, [num_blocks, block_bytes] uint8; of another stage's, an empty one."""
+        views = dict.fromkeys(range(len(self.layers)), LayerCache((), 0))
         for number, group in enumerate(self.groups):
             start = 0
             for i in group.layers:
@@ -126,6 +136,9 @@ class CacheLayout:
         size = self.block_size * segment.num_heads * segment.head_dim * self._dtype_of(segment).itemsize
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
+    def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:
+        return sum(self._layer_bytes(self.layers[i]) for i in layers if i in stage)
+
     def _layer_bytes(self, layer: CachedLayer) -> int:
         return sum(map(self._bytes_of, layer.segments))
 
@@ -135,10 +148,15 @@ def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
     return CacheSegment("k", num_heads, head_dim), CacheSegment("v", num_heads, head_dim)
 
 
-def _groups(layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int) -> tuple[LayerGroup, ...]:
-    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least."""
+def _groups(
+    layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
+) -> tuple[LayerGroup, ...]:
+    """Group layers of one window, in order: by the largest size of block that costs a full context little more than the one that costs it least.
+    Stages take turns, so that each has as much of every group."""
     kinds: dict[int | None, list[int]] = defaultdict(list)
-    for i, layer in enumerate(layers):
+    in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
+    for i in in_turns:
+        layer = layers[i]
         kinds[layer.window if layer.window is not None and layer.window < context_length else None].append(i)
     if len(kinds) < 2:
         return tuple(LayerGroup(tuple(kind), window) for window, kind in kinds.items()) or (LayerGroup((), None),)

@@ -4,6 +4,7 @@ Knows the order of the parts; refuses to know which family they belong to. A fam
 and inherits the loop.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -69,15 +70,15 @@ class DecoderLayer:
 class Decoder:
     def __init__(
         self,
-        embedding: TokenEmbedding,
+        embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
-        norm: RMSNorm,
-        head: TokenEmbedding,
+        norm: RMSNorm | None,
+        head: TokenEmbedding | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
         projections: Sequence[MatrixPart] = (),
     ) -> None:
-        """`projections`: that adapters may change, by number."""
+        """Of several stages the first alone has embedding and head, and the last the norm. `projections`: that adapters may change, by number."""
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
@@ -92,7 +93,7 @@ class Decoder:
     def tapped(self, context: Context, taps: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return what `forward` returns, and the hidden states behind the layers `taps`, which rise."""
         context = self.prepared(context)
-        x, residual = self.embed(context), None
+        x, residual = self.embed(context, context.incoming), None
         tapped, begin = [], 0
         for tap in taps:
             x, residual = self.run(range(begin, tap + 1), x, residual, context)
@@ -109,7 +110,10 @@ class Decoder:
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states before the first layer: of the batch's token ids, or `rows` [tokens, hidden] in their place."""
-        return self.embedding(context.batch.token_ids, context) if rows is None else rows
+        if rows is not None:
+            return rows
+        assert self.embedding is not None, "a later stage is given hidden states"
+        return self.embedding(context.batch.token_ids, context)
 
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context
@@ -120,10 +124,13 @@ class Decoder:
         return x, residual
 
     def finish(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Return the normalised hidden states behind the last layer."""
+        """Return the hidden states behind the last layer, normalised unless another stage comes."""
+        if self.norm is None:
+            return x if residual is None else x + residual
         return self.norm.add(x, residual)[0]
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        assert self.head is not None, "the first stage has the head"
         return self.head.logits(hidden, ranks)
 
 
@@ -135,19 +142,26 @@ def load_decoder(
     embedding_scale: float = 1.0,
     temperature: Temperature | None = None,
 ) -> Decoder:
-    """Load a decoder. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
+    """Load a decoder, or a stage of one. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
     root = next((root for root in _ROOTS if f"{root}embed_tokens.weight" in loader), "model.")
-    embedding = TokenEmbedding.load(
-        loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale
-    )
-    layers = [load_layer(i, f"{root}layers.{i}") for i in range(config.num_layers)]
-    norm = RMSNorm.load(loader, f"{root}norm", config.hidden_size, config.norm)
-    head = embedding
+    outer = "language_model." if root.startswith("language_model.") else ""
+    stage = loader.shard.stage_of(config.num_layers)
+    embedding = head = norm = None
+    if stage.is_first:
+        embedding = head = TokenEmbedding.load(
+            loader, f"{root}embed_tokens", config.vocab_size, config.hidden_size, embedding_scale
+        )
+    layers = [load_layer(i, f"{root}layers.{i}") for i in stage.layers]
+    if stage.is_last:
+        norm = RMSNorm.load(loader, f"{root}norm", config.hidden_size, config.norm)
     if config.tied:
         loader.skip(r"lm_head\.weight")  # a copy of the embedding
-    else:
-        outer = "language_model." if root.startswith("language_model.") else ""
+    elif stage.is_first:
         head = TokenEmbedding.load(loader, f"{outer}lm_head", config.vocab_size, config.hidden_size)
+    for i in set(range(config.num_layers)) - set(stage.layers):
+        loader.skip(rf"{re.escape(root)}layers\.{i}\..*")
+    if stage.num_stages > 1:  # other stages' parts
+        loader.skip(rf"({re.escape(root)}(embed_tokens|norm)|{re.escape(outer)}lm_head)\..*")
     # old checkpoints store what config.json says
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
     # of a KV cache in fewer bits than ours; of packed matrices, what config.json says

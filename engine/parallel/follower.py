@@ -22,6 +22,7 @@ from engine.parallel.orders import (
     ComputeStep,
     DropModel,
     FetchBlocks,
+    FinishStep,
     LoadPart,
     PlaceAdapter,
     RankReply,
@@ -67,7 +68,9 @@ class Follower:
     def _follow(self, order: object) -> None:
         match order:
             case ComputeStep(model, step):
-                self._models[model].runner.forward(step)
+                self._models[model].compute(step)
+            case FinishStep(model, number):
+                self._models[model].finish(number)
             case ScrubBlocks(model, blocks):
                 self._models[model].runner.scrub(blocks)
             case ResetBlocks(model):
@@ -139,7 +142,7 @@ def main(words: list[str]) -> None:
     try:
         from engine.parallel.part import connect
 
-        memory = connect(arena, described["rank"], len(config.group), described["port"])
+        memory = connect(arena, described["rank"], config, described["port"])
         Follower(config, memory, orders, replies, copies).run()
     except BaseException:
         log.exception("this rank ends")

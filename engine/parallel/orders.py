@@ -27,6 +27,13 @@ class ComputeStep(NamedTuple):
     step: StepInput
 
 
+class FinishStep(NamedTuple):
+    """Compute the logits of a step that the other stages have computed: for the ranks of the first one."""
+
+    model: str
+    number: int  # of the step
+
+
 class ScrubBlocks(NamedTuple):
     model: str
     blocks: Sequence[int]

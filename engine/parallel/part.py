@@ -1,5 +1,6 @@
 """A further rank's part of memory and models, as the first rank's are its own: an arena of the same size, and runners over the same blocks."""
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,9 @@ from engine.parallel.channel import RankChannel
 from engine.parallel.communicator import LOCALHOST, RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
 from engine.protocol import HostConfig
-from engine.runner import ModelRunner
+from engine.runner import BegunStep, ModelRunner
+from engine.step import StepInput
 from engine.weights.relocation import HugePages, Relocation
-from engine.weights.shard import Shard
 
 
 class PartMemory(NamedTuple):
@@ -31,10 +32,10 @@ def make_part_arena(config: HostConfig, rank: int) -> Arena:
     return make_arena(config, config.group[rank])
 
 
-def connect(arena: Arena, rank: int, size: int, port: int) -> PartMemory:
+def connect(arena: Arena, rank: int, config: HostConfig, port: int) -> PartMemory:
     """Connect this rank with the others, by the first one's store."""
     store = TCPStore(LOCALHOST, port, is_master=False)
-    return PartMemory(arena, link(Shard(rank, size), store, arena.device))
+    return PartMemory(arena, link(rank, len(config.group), config.stages, store, arena.device))
 
 
 class FollowedModel(NamedTuple):
@@ -47,6 +48,22 @@ class FollowedModel(NamedTuple):
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
+    begun: deque[BegunStep]  # that other stages compute; of a rank of the first one
+
+    def compute(self, step: StepInput) -> None:
+        begun = self.runner.begin(step)
+        if self.runner.is_pipelined:
+            self.begun.append(begun)
+        else:
+            self.runner.finish(begun)
+
+    def finish(self, number: int) -> None:
+        """Finish a step; those before it are not wanted any more. A later stage has done its part."""
+        while self.begun:
+            begun = self.begun.popleft()
+            if begun.number == number:
+                self.runner.finish(begun)
+                return
 
     def warm_up(self, order: WarmUpPart) -> None:
         """Compute a short prompt with the other ranks."""
@@ -79,4 +96,4 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout)
         moving = start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
-        return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving)
+        return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque())

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -27,6 +28,7 @@ from engine.parallel.orders import (
     ComputeStep,
     DropModel,
     FetchBlocks,
+    FinishStep,
     LoadPart,
     PlaceAdapter,
     RankReply,
@@ -37,9 +39,9 @@ from engine.parallel.orders import (
     WarmUpPart,
 )
 from engine.protocol import AdapterSource, HostConfig, ModelSpec
-from engine.runner import Forwarded, LaunchedStep, ModelRunner
+from engine.results import RunResult
+from engine.runner import BegunStep, Forwarded, LaunchedStep, ModelRunner
 from engine.step import ChoiceRow, StepInput
-from engine.weights.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class RankGroup:
     def __init__(self, config: HostConfig, device: torch.device, on_lost: Callable[[], None] = lambda: None) -> None:
         """Start the other ranks, and return when all of them are connected. `device`: this rank's. `on_lost`: called from a thread when one has ended
         unasked. Raises CheckpointError where one cannot be made ready."""
-        self.size = len(config.group)
+        self.size, self.num_stages = len(config.group), config.stages
         self._on_lost = on_lost
         self._is_closing = False
         self.lost: str | None = None  # which rank is gone
@@ -63,7 +65,7 @@ class RankGroup:
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         try:
             self._replies("", "be made ready")
-            self.links: RankLinks = link(Shard(0, self.size), store, device)
+            self.links: RankLinks = link(0, self.size, self.num_stages, store, device)
         except BaseException:
             self.close()
             raise
@@ -212,20 +214,37 @@ class RankedRunner:
 
     def __init__(self, own: ModelRunner, model: str, group: RankGroup) -> None:
         self.own = own
-        self.depth = own.depth
+        # Not 2, at which the token that a step chooses is fed into the next one before it is known: another stage computes it.
+        self.depth = max(3, group.num_stages) if own.is_pipelined else own.depth
         self._model = model
         self._group = group
 
-    def forward(self, step: StepInput) -> Forwarded:
+    def forward(self, step: StepInput) -> "Forwarded | BegunStep":
         """Compute a step with all ranks. Raises RankLostError for whatever goes wrong: the others have gone on without this one."""
         self._group.send(ComputeStep(self._model, step))
         try:
-            return self.own.forward(step)
+            return self.own.begin(step) if self.own.is_pipelined else self.own.forward(step)
         except Exception as error:
-            raise RankLostError(f"a step of {self._group.size} ranks was cut: {self._group.lost or error}") from error
+            raise self._cut(error) from error
 
-    def choose(self, forwarded: Forwarded, rows: Sequence[ChoiceRow]) -> LaunchedStep:
-        return self.own.choose(forwarded, rows)
+    def choose(self, forwarded: "Forwarded | BegunStep", rows: Sequence[ChoiceRow]) -> "LaunchedStep | PipelinedStep":
+        return (
+            PipelinedStep(self, forwarded, rows)
+            if isinstance(forwarded, BegunStep)
+            else self.own.choose(forwarded, rows)
+        )
+
+    def finish(self, begun: BegunStep, rows: Sequence[ChoiceRow]) -> RunResult:
+        """Wait until the other stages have computed a step, and choose its tokens. Raises RankLostError."""
+        if self._group.size > self._group.num_stages:
+            self._group.send(FinishStep(self._model, begun.number))
+        try:
+            return self.own.choose(self.own.finish(begun), rows).collect()
+        except Exception as error:
+            raise self._cut(error) from error
+
+    def _cut(self, error: Exception) -> RankLostError:
+        return RankLostError(f"a step of {self._group.size} ranks was cut: {self._group.lost or error}")
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self._group.send(ScrubBlocks(self._model, tuple(blocks)))
@@ -258,6 +277,17 @@ class RankedAdapters:
     def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
         self._group.send(PlaceAdapter(self._model, slot, source))
         self._own.place(slot, source, content)
+
+
+class PipelinedStep(NamedTuple):
+    """A step that is on its way through the stages. What it chooses from is known: sequences wait for their tokens before they go on."""
+
+    runner: RankedRunner
+    begun: BegunStep
+    rows: Sequence[ChoiceRow]
+
+    def collect(self) -> RunResult:
+        return self.runner.finish(self.begun, self.rows)
 
 
 class RankedCopier:

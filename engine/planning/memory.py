@@ -111,10 +111,11 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
     """Return the bytes of a CUDA device's KV cache where a host is told the sizes of its models instead: what they, a step of this one and libraries
     leave."""
     limits = StepLimits(host.max_num_batched_tokens, host.max_num_seqs, host.block_size)
-    place = RankPlace(Parallelism(max(1, len(host.group))))
+    places = Parallelism.of_group(len(host.group), host.stages).stage_places
     try:
         model = read_model(directory, dtype)
-        own, step = sum(model.weight_bytes(place, stays_packed=True).values()), activations_bytes(model, place, limits)
+        own = max(sum(model.weight_bytes(place, stays_packed=True).values()) for place in places)
+        step = max(activations_bytes(model, place, limits) for place in places)
         step += model.table_bytes(model.config.context_length)
     except (CheckpointError, OSError, ValueError):  # its load says why
         own, step = 0, STEP_BYTES
@@ -129,7 +130,7 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
     step = tokens * item * (3 * hidden + widest)
     step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
-    if place.stage < place.parallelism.pp - 1 or model.is_encoder:
+    if place.stage or model.is_encoder:
         return step
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * model.config.vocab_size
     return max(step, tokens * item * 2 * hidden + logits)

@@ -13,7 +13,7 @@ from engine.description.registry import PARSERS, ArchitectureConfig, find_archit
 from engine.description.weights import Part, WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
-from engine.planning.parallelism import Parallelism, RankPlace, balanced_stages
+from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, read_quantization
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json
 from engine.weights.config import quantization_method, read_recipe
@@ -67,17 +67,13 @@ class PlannedModel(NamedTuple):
         layers, pp = self.stages(place.parallelism.pp)[place.stage], place.parallelism.pp
         found: Counter[Part] = Counter()
         for layer, shape in self.weights():
-            if layer in layers if layer is not None else _is_of_stage(shape, place.stage, pp, self._is_tied):
+            if layer in layers if layer is not None else _is_of_stage(shape, place.stage, pp):
                 found[shape.part] += self._bytes_of(shape, place, stays_packed)
         return dict(found)
 
     def table_bytes(self, context_length: int) -> int:
         """Return the bytes of the rotary tables."""
         return 4 * context_length * self.config.rotary_numbers
-
-    @property
-    def _is_tied(self) -> bool:
-        return not any(shape.part == "head" for shape in self.outer)
 
     def _bytes_of(self, shape: WeightShape, place: RankPlace, stays_packed: bool) -> int:
         count, rows, columns = place.part_of(shape)
@@ -89,10 +85,8 @@ class PlannedModel(NamedTuple):
         return count * rows * max(1, columns) * (4 if shape.is_wide else self.item_bytes)
 
 
-def _is_of_stage(shape: WeightShape, stage: int, num_stages: int, is_tied: bool) -> bool:
-    if shape.part in ("embedding", "vision"):
-        return stage == 0 or (is_tied and shape.part == "embedding" and stage == num_stages - 1)
-    return stage == num_stages - 1
+def _is_of_stage(shape: WeightShape, stage: int, num_stages: int) -> bool:
+    return stage == (num_stages - 1 if shape.part == "norms" else 0)
 
 
 def read_model(path: Path, dtype: str = "auto", on_cpu: bool = False) -> PlannedModel:
@@ -139,17 +133,19 @@ def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool)
     return "float32" if stored - {"I64"} == {"F32"} else "bfloat16"
 
 
-def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, ranks: int = 1) -> int:
-    """Return the bytes that a model's weights will take on one of so many devices: as many numbers as its files hold, where they are plain and here,
-    else as its config.json implies. 0 where there is neither: the load will say why."""
+def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees: Parallelism = ALONE) -> int:
+    """Return the most bytes that a model's weights will take on one of so many devices: as many numbers as its files hold, where they are plain and
+    here, else as its config.json implies. 0 where there is neither: the load will say why."""
     try:
         if (packed := packed_file(directory)) is not None:
             return packed.stat().st_size
         has_config, has_files = (directory / "config.json").exists(), any(directory.glob("*.safetensors"))
         config = read_json(directory, "config.json") if has_config else {}
-        if has_config and (ranks > 1 or not has_files or quantization_method(config) is not None):
+        if has_config and (degrees.size > 1 or not has_files or quantization_method(config) is not None):
             model = read_model(directory, dtype, on_cpu)
-            return sum(model.weight_bytes(RankPlace(Parallelism(ranks)), stays_packed=not on_cpu).values())
+            return max(
+                sum(model.weight_bytes(place, stays_packed=not on_cpu).values()) for place in degrees.stage_places
+            )
         stored = index_checkpoint(directory).values()
         numbers, dtypes = sum(prod(tensor.shape) for tensor in stored), frozenset(tensor.dtype for tensor in stored)
         return numbers * ITEM_BYTES[choose_dtype_name(numbers, dtypes, on_cpu) if dtype == "auto" else dtype]

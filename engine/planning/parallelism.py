@@ -13,7 +13,7 @@ from engine.weights.shard import Shard
 
 class Parallelism(NamedTuple):
     """`tp` ranks share every matrix of a stage, `ep` its experts whole; where `ep` is larger, as many copies of the attention compute for sequences
-    of their own. `pp` stages have the layers one behind another."""
+    of their own. `pp` stages have the layers one behind another; the first has the embedding and the head."""
 
     tp: int = 1
     pp: int = 1
@@ -31,6 +31,16 @@ class Parallelism(NamedTuple):
     def copies(self) -> int:
         """Copies of a stage's attention, each with sequences of its own."""
         return self.per_stage // self.tp
+
+    @property
+    def stage_places(self) -> "list[RankPlace]":
+        """The first rank of each stage."""
+        return [RankPlace(self, 0, stage) for stage in range(self.pp)]
+
+    @classmethod
+    def of_group(cls, size: int, num_stages: int) -> "Parallelism":
+        """Return the degrees of a host's ranks; of no group, one's."""
+        return cls(size // num_stages, num_stages) if size > 1 else cls()
 
     def __str__(self) -> str:
         return f"tp {self.tp}, pp {self.pp}, ep {self.ep}"
@@ -53,6 +63,9 @@ class Parallelism(NamedTuple):
             raise CheckpointError(f"tp is {self.tp}, and the model has {has}; tp may be {fit}")
         if max(self.tp, self.ep) % min(self.tp, self.ep):
             raise CheckpointError(f"tp {self.tp} and ep {self.ep} do not divide one another; make one a multiple")
+
+
+ALONE = Parallelism()
 
 
 def _shares_heads(tp: int, num_heads: int, num_kv_heads: int) -> bool:
@@ -87,15 +100,15 @@ class RankPlace(NamedTuple):
 
 
 @cache
-def balanced_stages(costs: tuple[float, ...], last: float, num_stages: int) -> list[range]:
-    """Cut layers into runs whose dearest costs least. `last`: what the last stage does besides."""
+def balanced_stages(costs: tuple[float, ...], first: float, num_stages: int) -> list[range]:
+    """Cut layers into runs whose dearest costs least. `first`: what the first stage does besides."""
     ends = [0.0]
     for cost in costs:
         ends.append(ends[-1] + cost)
     num_layers = len(costs)
 
     def cost_of(stage: int, begin: int, end: int) -> float:
-        return ends[end] - ends[begin] + (last if stage == num_stages - 1 else 0.0)
+        return ends[end] - ends[begin] + (first if stage == 0 else 0.0)
 
     best = [[0.0] * (num_layers + 1) for _ in range(num_stages + 1)]
     cut = [[0] * (num_layers + 1) for _ in range(num_stages + 1)]

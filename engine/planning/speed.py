@@ -74,22 +74,27 @@ class ExchangedBytes(NamedTuple):
 
 
 def exchanged(model: PlannedModel, place: RankPlace, tokens: int, rows: int) -> ExchangedBytes:
-    """Count the messages of a step of so many tokens and rows of logits: one behind the embedding, two in each layer, one joins the vocabulary."""
+    """Count the messages of a step of so many tokens and rows of logits: two in each layer; at the first stage one behind the embedding, and one that
+    joins the vocabulary."""
     tp, config = place.parallelism.tp, model.config
-    sums = 1 + 2 * len(model.stages(place.parallelism.pp)[place.stage])
+    is_first = place.stage == 0
+    sums = is_first + 2 * len(model.stages(place.parallelism.pp)[place.stage])
     spans = [Shard(rank, tp).span(config.vocab_size, VOCABULARY_UNIT) for rank in range(tp)]
     widest = max(span.size for span in spans)
     return ExchangedBytes(
-        sums, sums * tokens * config.hidden_size * model.item_bytes, int(rows > 0), tp * rows * widest * 4
+        sums,
+        sums * tokens * config.hidden_size * model.item_bytes,
+        int(is_first and rows > 0),
+        tp * rows * widest * 4 * is_first,
     )
 
 
 def _products(model: PlannedModel, place: RankPlace) -> float:
     """Count one rank's products with one token. Experts that lie elsewhere count for all tokens that come from there: as many as go."""
-    layers, pp = model.stages(place.parallelism.pp)[place.stage], place.parallelism.pp
+    layers = model.stages(place.parallelism.pp)[place.stage]
     total = 0.0
     for layer, shape in model.weights():
-        if layer in layers or (layer is None and shape.part == "head" and place.stage == pp - 1):
+        if layer in layers or (layer is None and shape.part == "head" and place.stage == 0):
             _, rows, columns = place.part_of(shape)
             total += rows * columns * shape.active if shape.part not in ("norms", "embedding") else 0
     return total
@@ -99,7 +104,7 @@ def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, token
     """Count the bytes of weights that a step of so many tokens reads: of the experts those that any token goes to, if each is as likely."""
     parts = dict(memory.weights)
     for unread in ("embedding", "vision"):
-        tied = unread == "embedding" and "head" not in parts and place.stage == place.parallelism.pp - 1
+        tied = unread == "embedding" and "head" not in parts and place.stage == 0
         if not tied:
             parts.pop(unread, None)
     experts = float(parts.pop("experts", 0))

@@ -57,11 +57,32 @@ class ExpertStack(NamedTuple):
     are_pairs: bool
 
 
+class Stage(NamedTuple):
+    """A run of a model's layers, one of several that ranks compute one behind another. The first has the embedding and the head, too, and the last
+    the norm between."""
+
+    number: int
+    num_stages: int
+    layers: range
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.num_stages - 1
+
+
 class Shard(NamedTuple):
-    """One of `size` ranks."""
+    """One of `size` ranks, of a stage where the model has several."""
 
     rank: int = 0
     size: int = 1
+    stage: Stage | None = None  # None: all layers
+
+    def stage_of(self, num_layers: int) -> Stage:
+        return self.stage or Stage(0, 1, range(num_layers))
 
     def span(
         self, total: int, unit: int = 1, name: str = "", is_split: bool = True, may_repeat: bool = False

@@ -142,6 +142,7 @@ def serve(
         str,
         typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
     ] = "auto",
+    pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
@@ -174,6 +175,7 @@ def serve(
         max_model_len,
         tp,
         lossless,
+        pp,
     )
     raise typer.Exit(run(served, clients))
 

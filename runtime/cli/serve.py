@@ -56,25 +56,27 @@ class Served(NamedTuple):
     max_model_len: int | None = None
     tp: int = 1
     lossless: str = "auto"
+    pp: int = 1
 
     @property
     def engine(self) -> dict[str, Any]:
         """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
-        if self.is_split and self.tp > 1:
+        ranks = self.tp * self.pp
+        if self.is_split and ranks > 1:
             raise CliError(
-                "--tp shares a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
+                "--tp and --pp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
             )
         if self.is_split:
             return {"hosts": self._hosts(), "kv_host_gib": self.kv_gib or _CPU_KV_GIB}
-        if self.tp == 1:
+        if ranks == 1:
             return {"device": self.device}
         if self._is_on_cpu:
-            return {"devices": [["cpu"] * self.tp]}
+            return {"devices": [["cpu"] * ranks], "stages": self.pp}
         if self.device not in ("auto", "cuda"):
             raise CliError(
-                f"--tp {self.tp} computes on as many devices, and --device {self.device} is one: leave it out."
+                f"--tp {self.tp} --pp {self.pp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
             )
-        return {"devices": [[f"cuda:{i}" for i in range(self.tp)]]}
+        return {"devices": [[f"cuda:{i}" for i in range(ranks)]], "stages": self.pp}
 
     @property
     def _is_on_cpu(self) -> bool:

@@ -178,6 +178,7 @@ def host_config(
     return HostConfig(
         device=group[0],
         group=group if len(group) > 1 else (),
+        stages=config.stages if len(group) > 1 else 1,
         threads=config.threads,
         kv_bytes=round((_CPU_KV_GIB if config.kv_gib is None else config.kv_gib) * GIB),
         model_bytes=model_bytes,

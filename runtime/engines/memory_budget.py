@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.planning.model import planned_weights_bytes
+from engine.planning.parallelism import Parallelism
 from runtime.engines.memory import GIB, available_bytes, gib
 from runtime.engines.sources import SourceError, local_directory
 from runtime.engines.tier_directory import TierDirectory
@@ -90,7 +91,10 @@ def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
     except SourceError:
         return 0
     on_cpu = not site.engine.all_devices[0].startswith("cuda")
-    return planned_weights_bytes(directory, model.dtype, on_cpu=on_cpu, ranks=ranks) if directory is not None else 0
+    if directory is None:
+        return 0
+    degrees = Parallelism.of_group(ranks, site.engine.stages)
+    return planned_weights_bytes(directory, model.dtype, on_cpu=on_cpu, degrees=degrees)
 
 
 def _kv_bytes(engine: EngineConfig) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import openai
 import psutil
+import pytest
 
 from load_tests.local_network import free_ports
 
@@ -106,10 +107,11 @@ def test_an_embedded_model_is_served_by_its_name_alone_with_a_line_to_paste() ->
         assert server.wait(30) == 0
 
 
-def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [("--tp", "2"), ("--pp", "2")], ids=" ".join)
+def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tuple[str, str]) -> None:
     port = free_ports(1)[0]
     folder = copy_of_ember(tmp_path / "my-model")
-    with serve(str(folder), "--port", str(port), "--device", "cpu", "--tp", "2", "--kv-gib", "0.05") as server:
+    with serve(str(folder), "--port", str(port), "--device", "cpu", *split, "--kv-gib", "0.05") as server:
         assert server.stdout is not None
         next(line for line in server.stdout if line.startswith("Ready: "))
         ranks = [p for p in psutil.Process(server.pid).children(True) if "engine.parallel.follower" in p.cmdline()]
@@ -128,3 +130,5 @@ def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path) -> None:
 def test_ranks_that_cannot_share_a_model_are_refused_in_one_sentence(tmp_path: Path) -> None:
     complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--device", "cpu", "--tp", "3", "--kv-gib", "0.05")
     assert "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4" in complaint
+    complaint = refusal(str(copy_of_ember(tmp_path / "n")), "--device", "cpu", "--pp", "9", "--kv-gib", "0.05")
+    assert re.search(r"pp is 9, and the model has \d layers; at most as many stages", complaint)

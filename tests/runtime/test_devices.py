@@ -53,6 +53,11 @@ async def test_every_device_has_a_budget_of_its_own(
         ({"devices": [["cpu", "cuda:0"]]}, "name CPUs or GPUs, not both"),
         ({"devices": [["cpu", "tpu"]]}, "'tpu' does not say which device it is"),
         ({"devices": [[]]}, "at least 1 item"),
+        (
+            {"devices": [["cpu", "cpu", "cpu"]], "stages": 2},
+            "3 devices cannot be divided into 2 stages of as many each",
+        ),
+        ({"devices": ["cpu", "cpu"], "stages": 2}, "stages are of devices in brackets of their own"),
         ({"device": "gpu"}, "'gpu' is no device; say auto, cpu, cuda or cuda:N"),
     ],
 )
@@ -67,6 +72,8 @@ def test_devices_in_brackets_are_one_host(model_directory: Path) -> None:
     first, second = (host_config(engine, group, "ams1", None) for group in engine.device_groups)
     assert (first.device, first.group) == ("cpu", ("cpu", "cpu"))
     assert (second.device, second.group) == ("cpu", ()), "alone, it is no group"
+    staged = site_config(model_directory, engine={"devices": [["cpu", "cpu"], "cpu"], "stages": 2}).engine
+    assert [host_config(staged, group, "ams1", None).stages for group in staged.device_groups] == [2, 1]
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:

@@ -51,15 +51,26 @@ def group_memory(config: HostConfig) -> Iterator[KvMemory]:
         memory.close()
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[KvMemory]:
-    with group_memory(group_of(2)) as memory:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
+def pair(request: pytest.FixtureRequest) -> Iterator[KvMemory]:
+    """Two ranks: that share every matrix, or with half of the layers each."""
+    with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
+
+
+def host_of(memory: KvMemory, **changes: Any) -> HostConfig:
+    assert memory.group is not None
+    return group_of(memory.group.size, stages=memory.group.num_stages, **changes)
+
+
+def skip_stages(memory: KvMemory, why: str) -> None:
+    if memory.group is not None and memory.group.num_stages > 1:
+        pytest.skip(why)
 
 
 @contextmanager
 def loaded(directory: Path, memory: KvMemory, name: str = "tiny", **changes: Any) -> Iterator[LoadedModel]:
-    model = load_model(ModelSpec(name, str(directory), kv_tokens=1024), group_of(2, **changes), memory)
+    model = load_model(ModelSpec(name, str(directory), kv_tokens=1024), host_of(memory, **changes), memory)
     try:
         yield model
     finally:
@@ -111,6 +122,21 @@ def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path) -> None:
         model.close()
 
 
+@pytest.mark.parametrize(("size", "stages"), [(4, 2), (3, 3)], ids=["two stages of two ranks", "three stages"])
+@pytest.mark.parametrize("family", [WINDOWS, LATENT])
+def test_stages_of_uneven_layers_compute_the_logits_of_one_rank(
+    tmp_path: Path, family: str, size: int, stages: int
+) -> None:
+    write_family(tmp_path, family)
+    asked = [*several(prompt_logprobs=True, temperature=0.9, seed=5)]
+    expected = drain(load_engine(tmp_path), asked)
+    host = group_of(size, stages=stages)
+    with group_memory(host) as memory:
+        model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+        assert_same(drain(model.engine, asked), expected)
+        model.close()
+
+
 ASKED: dict[str, Callable[[], list[Submit]]] = {
     "sampled": lambda: several(temperature=0.9, seed=7, top_p=0.9),
     "penalties": lambda: several(repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((5, 3.0),)),
@@ -130,7 +156,7 @@ def test_what_sequences_ask_for_is_what_one_rank_gives(tmp_path: Path, pair: KvM
 
 def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(pair: KvMemory) -> None:
     expected = crowd(ember())
-    model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), group_of(2), pair)
+    model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), host_of(pair), pair)
     try:
         assert_same(crowd(model.engine), expected)
     finally:
@@ -147,6 +173,7 @@ def test_preempted_sequences_go_on_with_the_same_tokens(tmp_path: Path, pair: Kv
 
 
 def test_steps_that_overlap_feed_every_rank_the_first_ones_tokens(tmp_path: Path, pair: KvMemory) -> None:
+    skip_stages(pair, "there a sequence waits for its token")
     write_family(tmp_path, DENSE)
     expected = drain(load_engine(tmp_path), several(temperature=0.8, seed=3))
     with loaded(tmp_path, pair) as model:
@@ -161,11 +188,12 @@ def test_prompts_in_chunks_and_beside_decodes_are_the_same(tmp_path: Path, pair:
         assert_same(drain(model.engine, several()), expected)
 
 
-def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path: Path, stages: int) -> None:
     write_family(tmp_path / "model", DENSE)
     prompt = random_prompt(96, seed=1)
     expected = one(load_engine(tmp_path / "model"), submit("a", prompt))
-    host = replace(group_of(2), kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host"))
+    host = replace(group_of(2, stages=stages), kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host"))
     (tmp_path / "host").mkdir()
     with group_memory(host) as memory:
         tiers = open_tiers(host)
@@ -201,7 +229,7 @@ def test_a_model_that_sleeps_leaves_every_rank_and_wakes_as_it_was(tmp_path: Pat
 def test_two_models_share_the_ranks_and_borrow_from_one_arena(tmp_path: Path, pair: KvMemory) -> None:
     write_family(tmp_path / "a", DENSE)
     write_family(tmp_path / "b", WINDOWS)
-    host, engines = group_of(2), []
+    host, engines = host_of(pair), []
     for name in ("a", "b"):
         model = load_model(ModelSpec(name, str(tmp_path / name)), host, pair)
         engines.append(model)
@@ -238,6 +266,7 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(tmp_path: Path, p
     from engine.planning.parallelism import Parallelism, RankPlace
     from engine.planning.speed import exchanged
 
+    skip_stages(pair, "of ranks that share matrices")
     write_family(tmp_path, DENSE)
     assert pair.links is not None
     assert pair.links.serving is not None
@@ -252,12 +281,13 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(tmp_path: Path, p
 
 
 def test_ranks_that_cannot_share_a_model_refuse_it_by_name_and_serve_the_next(tmp_path: Path, pair: KvMemory) -> None:
+    skip_stages(pair, "these share no heads")
     write_family(tmp_path / "nine", "gpt-oss, three of five experts")
     write_family(tmp_path / "six", DENSE)
     with pytest.raises(
         CheckpointError, match="tp is 2, and the model has 9 heads and 3 key-value heads; tp may be 1, 3, 9"
     ):
-        load_model(ModelSpec("nine", str(tmp_path / "nine")), group_of(2), pair)
+        load_model(ModelSpec("nine", str(tmp_path / "nine")), host_of(pair), pair)
     with loaded(tmp_path / "six", pair) as model:
         assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"
 
@@ -274,7 +304,7 @@ def test_one_ranks_damaged_part_fails_the_load_and_names_the_rank(
 
     monkeypatch.setattr(pair.group, "load", of_another_directory)
     with pytest.raises(CheckpointError, match=r"rank 1 cannot load its part: .*missing"):
-        load_model(ModelSpec("tiny", str(tmp_path)), group_of(2), pair)
+        load_model(ModelSpec("tiny", str(tmp_path)), host_of(pair), pair)
     monkeypatch.undo()
     with loaded(tmp_path, pair) as model:
         assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"
@@ -290,7 +320,7 @@ def test_a_load_that_the_first_rank_cannot_end_leaves_nothing_on_the_others(
 
     monkeypatch.setattr(WeightLoad, "run", cut)
     with pytest.raises(CheckpointError, match="the disk is gone"):
-        load_model(ModelSpec("tiny", str(tmp_path)), group_of(2), pair)
+        load_model(ModelSpec("tiny", str(tmp_path)), host_of(pair), pair)
     monkeypatch.undo()
     with loaded(tmp_path, pair) as model:
         assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"
@@ -300,7 +330,7 @@ def test_a_packed_model_is_refused_by_name(tmp_path: Path, pair: KvMemory) -> No
     write_family(tmp_path / "model", DENSE)
     packed_into(tmp_path / "packed", tmp_path / "model")
     with pytest.raises(CheckpointError, match="packed is packed, each tensor whole: ranks cannot share it"):
-        load_model(ModelSpec("tiny", str(tmp_path / "packed")), group_of(2), pair)
+        load_model(ModelSpec("tiny", str(tmp_path / "packed")), host_of(pair), pair)
 
 
 def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: KvMemory) -> None:

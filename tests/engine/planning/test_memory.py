@@ -100,8 +100,7 @@ def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) 
     for parallelism in (Parallelism(pp=2), Parallelism(pp=3)):
         parts = [model.weight_bytes(RankPlace(parallelism, 0, stage), True) for stage in range(parallelism.pp)]
         for part, size in whole.items():
-            copies = 2 if part == "embedding" and "head" not in whole else 1  # a tied head is on the last stage, too
-            assert sum(one.get(part, 0) for one in parts) == copies * size
+            assert sum(one.get(part, 0) for one in parts) == size
 
 
 # Published: more than 56 GiB for KV, 1.2 million tokens; more than 30 GiB.
@@ -184,9 +183,9 @@ def test_stages_are_as_even_as_layers_allow() -> None:
     stages = balanced_stages(costs, 4.0, 3)
     assert [stage.start for stage in stages] == [0, *[stage.stop for stage in stages[:-1]]]
     times = [sum(costs[i] for i in stage) for stage in stages]
-    times[-1] += 4.0
+    times[0] += 4.0
     assert max(times) - min(times) <= 5.0
-    assert max(times) <= 19.0
+    assert max(times) <= 20.0, "whole layers"
 
 
 def test_the_device_leaves_to_the_cache_what_nothing_else_takes() -> None:
