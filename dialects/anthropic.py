@@ -27,8 +27,8 @@ from dialects.bodies import (
     ToolBody,
     ToolChoice,
     ValidationError,
-    at_most,
     not_deep,
+    objects,
 )
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body
 from dialects.prefix_pieces import canonical
@@ -59,12 +59,8 @@ MESSAGE_SCHEMA: dict[str, Any] = {
 _encoder = msgspec.json.Encoder()
 
 
-def _blocks(value: Any) -> Any:
-    return not_deep(at_most(MAX_ITEMS)(value))
-
-
 class MessageTurnBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"content": _blocks}
+    READERS: ClassVar = {"content": objects(MAX_ITEMS)}
 
     role: Literal["user", "assistant"]
     content: str | list[dict[str, Any]]
@@ -82,7 +78,7 @@ class MessagesToolBody(Body, frozen=True, kw_only=True):
 
 
 class MessagesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {**LISTS, "system": _blocks}
+    READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS)}
     PARTS: ClassVar = {"messages": MessageTurnBody, "tools": MessagesToolBody}
 
     model: str

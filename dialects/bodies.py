@@ -69,6 +69,19 @@ def at_most(most: int) -> Reader:
     return read
 
 
+def objects(most: int) -> Reader:
+    """Return a reader of a text, or of a list of at most so many objects, none of them nested too deep."""
+
+    def read(value: Any) -> Any:
+        at_most(most)(value)
+        for position, item in enumerate(value if isinstance(value, list) else ()):
+            if not isinstance(item, dict):
+                raise ValidationError(f"item {position} must be an object")
+        return not_deep(value)
+
+    return read
+
+
 def not_deep(value: Any) -> Any:
     """Return the value. Raises ValidationError beyond MAX_NESTING: deeper JSON breaks readers and writers, here or at a client."""
     level = [value]

@@ -24,8 +24,9 @@ from dialects.bodies import (
     ValidationError,
     at_most,
     not_deep,
+    objects,
 )
-from dialects.parsing import Resolve, conversation_of, known_model, parse_body
+from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments
 from dialects.prefix_pieces import canonical
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
@@ -77,15 +78,11 @@ class ReasoningBody(Body, frozen=True, kw_only=True):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-def _input(value: Any) -> Any:
-    return not_deep(at_most(MAX_MESSAGES)(value))
-
-
 class ResponsesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"input": _input, "tools": at_most(MAX_ITEMS)}
+    READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS)}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
-    model: str
+    model: str | None = None  # where the path does not name it
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -107,10 +104,17 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
 class ValidResponse(ValidGeneration, frozen=True):
     told: dict[str, Any] = msgspec.field(default_factory=dict)  # of the request, as its answer repeats it
 
+    @property
+    def prompt_field(self) -> str:
+        return "input"
 
-def parse_response(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidResponse:
-    """Parse a body. Raises ApiError."""
+
+def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, strict: bool = False) -> ValidResponse:
+    """Parse a body. `model`: as the path names it, if it does. Raises ApiError."""
     body, ignored = parse_body(ResponsesBody, raw, strict)
+    requested = body.model if model is None else model
+    if requested is None:
+        raise ApiError("invalid_request", "model is required", param="model")
     if body.include and "message.output_text.logprobs" in body.include:
         raise _refused(
             "log-probabilities are not part of this answer; see /v1/chat/completions",
@@ -130,8 +134,8 @@ def parse_response(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
     thinks = effort != "none"
     variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
     return ValidResponse(
-        model=known_model(body.model, resolve),
-        requested_model=body.model,
+        model=known_model(requested, resolve),
+        requested_model=requested,
         prompt=msgspec.structs.replace(conversation, variables=variables, drops_oldest=body.truncation == "auto"),
         sampling=Sampling(max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p),
         stream=bool(body.stream),
@@ -234,7 +238,7 @@ def _part(part: dict[str, Any], where: str) -> str:
 
 
 def _call(item: dict[str, Any], where: str) -> CallBody:
-    arguments = _string(item, "arguments", where)
+    arguments = read_arguments(_string(item, "arguments", where), f"{where}.arguments")
     function = CallFunctionBody(name=_string(item, "name", where), arguments=arguments)
     return CallBody(id=_string(item, "call_id", where), function=function)
 

@@ -195,14 +195,19 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
 
 def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
-        field = f"{where}.function.arguments"
-        try:
-            arguments = not_deep(json.loads(arguments or "{}"))
-        except (ValueError, RecursionError):
-            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field) from None
-        except ValidationError as error:
-            raise ApiError("invalid_request", f"{field}: {error}", param=field) from None
-        if not isinstance(arguments, dict):
-            raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
+        arguments = read_arguments(arguments, f"{where}.function.arguments")
     call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if call_id is None else {"id": call_id, **call}
+
+
+def read_arguments(text: str, field: str) -> dict[str, Any]:
+    """Read a call's arguments. Raises ApiError, which names the field that they came in."""
+    try:
+        arguments = not_deep(json.loads(text or "{}"))
+    except (ValueError, RecursionError):
+        arguments = None
+    except ValidationError as error:
+        raise ApiError("invalid_request", f"{field}: {error}", param=field) from None
+    if not isinstance(arguments, dict):
+        raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
+    return arguments

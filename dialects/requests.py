@@ -80,6 +80,11 @@ class ValidGeneration(Struct, frozen=True):
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
     @property
+    def prompt_field(self) -> str:
+        """The request's name for its prompt."""
+        return "messages" if isinstance(self.prompt, Conversation) else "prompt"
+
+    @property
     def prompts(self) -> tuple[Prompt, ...]:
         return (self.prompt,)
 

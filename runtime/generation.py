@@ -326,7 +326,7 @@ async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt) ->
     else:
         token_ids = prompt
     if not token_ids:
-        raise ApiError("invalid_request", "the prompt is empty; send at least one token", param="prompt")
+        raise ApiError("invalid_request", "the prompt is empty; send at least one token", param=request.prompt_field)
     if len(token_ids) >= model.info.context_length:
         raise _too_long(model, request, str(len(token_ids)))
     return token_ids
@@ -378,8 +378,7 @@ def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> A
     limit = model.info.context_length
     # Frameworks look for the first half, LangChain for "prompt is too long", word by word.
     message = f"this model's maximum context length is {limit} tokens, answer included; the prompt is too long: it has {num_tokens}"
-    param = "messages" if isinstance(request.prompt, Conversation) else "prompt"
-    return ApiError("context_length_exceeded", message, param=param)
+    return ApiError("context_length_exceeded", message, param=request.prompt_field)
 
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:

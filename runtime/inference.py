@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from dialects.openai_responses import parse_response
+from dialects.requests import ValidGeneration
 from dialects.workers_ai import ValidRun, parse_run, parse_run_embedding
 from runtime.connection import EventWriter, error_body, too_large
 from runtime.embedding import Embedder
 from runtime.functions.inference import InferenceResponse
 from runtime.routes.embeddings import as_workers_ai
-from runtime.routes.endpoint import MIB, events_of, parsed
-from runtime.routes.workers_ai import ModelCatalog, RunBuilder, asks_for_embeddings
+from runtime.routes.endpoint import MIB, ResponseBuilder, events_of, parsed
+from runtime.routes.workers_ai import ModelCatalog, RunBuilder, run_responses, task_of
 from runtime.site import Site
 from wire.credentials import Tenant, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
@@ -56,25 +58,37 @@ class SiteInference:
         if len(inputs) > self._max_bytes:
             raise too_large(self._max_bytes)
         resolve = self._generator.models.registry.resolve
-        if await parsed(asks_for_embeddings, inputs):
+        task = await parsed(task_of, inputs)
+        if task == "embedding":
             texts = await parsed(parse_run_embedding, inputs, resolve, model)
             embeddings = await self._embedder.embed(
                 texts, tenant_of(owner_of(headers.get("authorization"), ""), account)
             )
             return _result(as_workers_ai(texts, embeddings))
-        request = await parsed(parse_run, inputs, resolve, model)
+        request: ValidGeneration
+        if task == "response":
+            request = await parsed(parse_response, inputs, resolve, model)
+        else:
+            request = await parsed(parse_run, inputs, resolve, model)
         request = replace(request, num_bytes=len(inputs))
+        builder = self._builder(request)
         tenant = tenant_of(owner_of(headers.get("authorization"), ""), account)
         if request.stream:
-            stream = GeneratedEvents(self._events(request, tenant), request.model, self._heartbeat_s)
+            stream = GeneratedEvents(self._events(request, tenant, builder), request.model, self._heartbeat_s)
             await stream.begin()
             return InferenceResponse(200, [*STREAM_HEADERS], events=stream)
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
-        return _result(RunBuilder(request, self._generator).whole(deltas, generation))
+        return _result(builder.whole(deltas, generation))
 
-    async def _events(self, request: ValidRun, tenant: Tenant) -> AsyncGenerator[bytes, None]:
-        builder = RunBuilder(request, self._generator)
+    def _builder(self, request: ValidGeneration) -> ResponseBuilder:
+        if isinstance(request, ValidRun):
+            return RunBuilder(request, self._generator)
+        return run_responses(request, self._generator)
+
+    async def _events(
+        self, request: ValidGeneration, tenant: Tenant, builder: ResponseBuilder
+    ) -> AsyncGenerator[bytes, None]:
         async with self._generator.generate(request, tenant) as generation:
             async for delta in generation.deltas():
                 yield events_of(delta, generation, builder)

@@ -6,6 +6,7 @@ Same generation as OpenAI's paths, other shapes: an envelope round one object, a
 import re
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
+from typing import Any, Literal
 
 import msgspec
 import orjson
@@ -16,16 +17,20 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dialects.json_schemas import schema_of
+from dialects.openai_responses import ResponsesWriter, parse_response
+from dialects.requests import ValidGeneration
 from dialects.workers_ai import RunBody, RunEmbeddingBody, ValidRun, parse_run, parse_run_embedding
 from engine.formats import CallPart, ReasoningPart, TextPart
 from runtime.admission import RETRY_AFTER_S
 from runtime.connection import header, json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.output_processor import Delta
+from runtime.responses.blocks import BlockBuilder
 from runtime.router_context import body_limit
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
 from sites.site import LimitsConfig
+from wire.chat import FinishReason, Usage
 from wire.credentials import bearer_token
 from wire.errors import ApiError, Dialect
 from wire.sse import DONE, encode_event
@@ -51,9 +56,12 @@ _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
     """`is_busy` tells whether a request for a model would have to wait."""
-    generating = Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits)
-    embedding = EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits)
-    endpoint = _Run(generating, embedding, limits, is_busy)
+    endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint] = {
+        "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
+        "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
+        "embedding": EmbeddingEndpoint(generator, parse_run_embedding, as_workers_ai, limits),
+    }
+    endpoint = _Run(endpoints, limits, is_busy)
     search = ModelCatalog(generator)
     return [
         Route(f"{_PREFIX}/run/{{model:path}}", endpoint, methods=["POST"]),
@@ -82,14 +90,12 @@ class _Run:
 
     def __init__(
         self,
-        generating: Endpoint[ValidRun],
-        embedding: EmbeddingEndpoint,
+        endpoints: dict[str, Endpoint[Any] | EmbeddingEndpoint],
         limits: LimitsConfig,
         is_busy: Callable[[str], bool],
     ) -> None:
         self._is_busy = is_busy
-        self._generating = generating
-        self._embedding = embedding
+        self._endpoints = endpoints
         self._max_body_bytes = int(limits.max_body_mib * MIB)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,19 +107,41 @@ class _Run:
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
         # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
-        endpoint = self._embedding if await parsed(asks_for_embeddings, raw) else self._generating
-        await endpoint.answer(raw, scope, receive, send, scope["path_params"]["model"])
+        await self._endpoints[await parsed(task_of, raw)].answer(
+            raw, scope, receive, send, scope["path_params"]["model"]
+        )
 
 
-def asks_for_embeddings(raw: bytes) -> bool:
-    """Tell whether a body has texts. Most that hold the word have it inside a message's parts; what is not JSON is another's to refuse."""
-    if b'"text"' not in raw:
-        return False
+def task_of(raw: bytes) -> Literal["run", "response", "embedding"]:
+    """Return what a body asks for: an answer, one in the Responses API's form, or embeddings. Most that hold these words have them inside a message's
+    parts; what is not JSON is another's to refuse."""
+    if b'"text"' not in raw and b'"input"' not in raw:
+        return "run"
     try:
         values = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return False
-    return isinstance(values, dict) and values.get("text") is not None
+        return "run"
+    if not isinstance(values, dict) or values.get("messages") is not None or values.get("prompt") is not None:
+        return "run"
+    if values.get("input") is not None:
+        return "response"
+    return "embedding" if values.get("text") is not None else "run"
+
+
+class RunResponsesWriter(ResponsesWriter):
+    """A response in an envelope, as `run` gives one, with its text in one place."""
+
+    def _response(self, status: str, usage: Usage | None, finish_reason: FinishReason | None) -> dict[str, Any]:
+        text = "".join(block.text for block in self.blocks if block.kind == "text")
+        return {**super()._response(status, usage, finish_reason), "output_text": text}
+
+    def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
+        response = msgspec.Raw(super().whole(usage, finish_reason, stop_string))
+        return _encoder.encode(Envelope(response))
+
+
+def run_responses(request: ValidGeneration, generator: Generator) -> BlockBuilder:
+    return BlockBuilder(RunResponsesWriter, request, generator)
 
 
 class RunBuilder:

@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from dialects.anthropic import parse_messages
 from dialects.embeddings import parse_embedding
 from dialects.openai_chat import parse_chat
 from dialects.openai_completions import parse_completion
+from dialects.openai_responses import parse_response
 from dialects.workers_ai import parse_run, parse_run_embedding
 from wire.errors import ApiError, Dialect
 
@@ -47,6 +49,10 @@ def parse(endpoint: str, raw: bytes, *, strict: bool = True) -> Any:
             return parse_run(raw, known, "tiny", strict=strict)
         case "run_embedding":
             return parse_run_embedding(raw, known, "tiny", strict=strict)
+        case "messages":
+            return parse_messages(raw, known, strict=strict)
+        case "responses":
+            return parse_response(raw, known, strict=strict)
     raise ValueError(endpoint)
 
 
@@ -56,6 +62,8 @@ BASES = {
     "run": "{}",
     "embedding": '{"model": "tiny", "input": "Hi"}',
     "run_embedding": "{}",
+    "messages": '{"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}',
+    "responses": '{"model": "tiny", "input": "Hi"}',
 }
 
 
@@ -634,12 +642,90 @@ RUN_EMBEDDINGS: list[tuple[str, list[str]]] = [
     ]),
 ]  # fmt: skip
 
+MESSAGES: list[tuple[str, list[str]]] = [
+    ("ok", [
+        '{}', '{"max_tokens": 1}', '{"stream": true}', '{"system": "Be brief."}', '{"system": []}', '{"temperature": 1}', '{"top_k": 0}',
+        '{"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}', '{"top_p": 1}', '{"stop_sequences": ["a"]}',
+        '{"metadata": {"user_id": "u"}}', '{"service_tier": "auto"}', '{"cache_control": {"type": "ephemeral"}}', '{"mcp_servers": []}',
+        '{"thinking": {"type": "adaptive"}}', '{"thinking": {"type": "enabled", "budget_tokens": 1024}}', '{"output_config": {"effort": "max"}}',
+        '{"tools": [{"name": "f", "input_schema": {}}]}', '{"tools": [{"type": "custom", "name": "f", "input_schema": {}, "strict": true}]}',
+        '{"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}', '{"tool_choice": {"type": "auto"}}',
+        '{"messages": [{"role": "user", "content": []}]}', '{"messages": [{"role": "assistant", "content": "So"}]}',
+        '{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}',
+    ]),
+    ("400 invalid_request max_tokens", ['{"max_tokens": 0}', '{"max_tokens": "9"}', '{"max_tokens": null}']),
+    ("400 invalid_request messages", ['{"messages": []}', '{"messages": "Hi"}', '{"messages": [{"role": "assistant", "content": " "}]}']),
+    ("400 invalid_request messages[0].role", ['{"messages": [{"role": "tool", "content": "a"}]}']),
+    ("400 invalid_request messages[0].content", [
+        '{"messages": [{"role": "user", "content": 1}]}', '{"messages": [{"role": "user"}]}',
+        f'{{"messages": [{{"role": "user", "content": [{DEEP[0]}{{}}{DEEP[1]}]}}]}}',
+    ]),
+    ("400 invalid_request messages[0].content[0].type", ['{"messages": [{"role": "user", "content": [{}]}]}']),
+    ("400 invalid_request messages[0].content[0].text", ['{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}']),
+    ("400 unsupported_parameter messages[0].content[0]", ['{"messages": [{"role": "user", "content": [{"type": "document"}]}]}']),
+    ("400 invalid_request messages[0].content[0].input", ['{"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}']),
+    ("400 invalid_request system", ['{"system": 1}', '{"system": [1]}']),
+    ("400 invalid_request top_p", ['{"top_p": 0}']),
+    ("400 invalid_request stop_sequences[0]", ['{"stop_sequences": [""]}']),
+    ("400 invalid_request thinking.type", ['{"thinking": {}}']),
+    ("400 invalid_request output_config.effort", ['{"output_config": {"effort": 1}}']),
+    ("400 invalid_request output_config.format", ['{"output_config": {"format": "json"}}']),
+    ("400 invalid_request output_format.schema", ['{"output_format": {"type": "json_schema"}}']),
+    ("400 unsupported_parameter tools[0].type", ['{"tools": [{"type": "bash_20250124", "name": "bash"}]}']),
+    ("400 invalid_request tools[0].input_schema", [
+        '{"tools": [{"name": "f"}]}', f'{{"tools": [{{"name": "f", "input_schema": {DEEP[0]}{{}}{DEEP[1]}}}]}}',
+    ]),
+    ("400 invalid_request tools", ['{"tools": [{"name": "f", "input_schema": {}}, {"name": "f", "input_schema": {}}]}']),
+    ("400 invalid_request tool_choice.type", ['{"tool_choice": {}}']),
+    ("400 invalid_request tool_choice.name", ['{"tool_choice": {"type": "tool"}}']),
+    ("400 invalid_request tool_choice", ['{"tool_choice": {"type": "any"}}', '{"tool_choice": "any"}']),
+    ("400 unsupported_parameter mcp_servers", ['{"mcp_servers": [{"type": "url"}]}']),
+    ("400 unknown_parameter max_tokns", ['{"max_tokns": 1}']),
+]  # fmt: skip
+
+RESPONSES: list[tuple[str, list[str]]] = [
+    ("ok", [
+        '{}', '{"input": [{"role": "user", "content": "Hi"}]}', '{"instructions": "Be brief."}', '{"max_output_tokens": 1}', '{"store": true}',
+        '{"include": ["reasoning.encrypted_content"]}', '{"metadata": {"a": "b"}}', '{"reasoning": {"effort": "low", "summary": "auto"}}',
+        '{"text": {}}', '{"text": {"format": {"type": "text"}}}', '{"text": {"format": {"type": "json_object"}}}', '{"truncation": "auto"}',
+        '{"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}', '{"tool_choice": "none"}', '{"background": false}',
+        '{"stream": true, "stream_options": {"include_obfuscation": false}}', '{"prompt_cache_key": "a"}', '{"user": "u"}', '{"temperature": 2}',
+        '{"input": [{"type": "reasoning", "id": "r", "summary": []}]}', '{"input": [{"type": "function_call_output", "call_id": "a", "output": ""}]}',
+    ]),
+    ("400 invalid_request input", ['{"input": []}', '{"input": ["Hi"]}', '{"input": 1}', '{"input": null}',
+        f'{{"input": [{DEEP[0]}{{}}{DEEP[1]}]}}']),
+    ("400 invalid_request input[0].role", ['{"input": [{"content": "Hi"}]}']),
+    ("400 invalid_request input[0].content", ['{"input": [{"role": "user"}]}', '{"input": [{"role": "user", "content": [1]}]}']),
+    ("400 unsupported_parameter input[0].content[0]", ['{"input": [{"role": "user", "content": [{"type": "input_file"}]}]}']),
+    ("400 unsupported_parameter input[0].type", ['{"input": [{"type": "computer_call"}]}']),
+    ("400 invalid_request input[0].arguments", [
+        '{"input": [{"type": "function_call"}]}', '{"input": [{"type": "function_call", "arguments": "[]"}]}',
+    ]),
+    ("400 invalid_request input[0].call_id", ['{"input": [{"type": "function_call_output", "output": ""}]}']),
+    ("400 invalid_request model", ['{"model": 1}', '{"model": null}']),
+    ("404 model_not_found model", ['{"model": "other"}']),
+    ("400 invalid_request reasoning.effort", ['{"reasoning": {"effort": "some"}}']),
+    ("400 invalid_request text.verbosity", ['{"text": {"verbosity": "low"}}']),
+    ("400 invalid_request text.format", ['{"text": {"format": {"type": "xml"}}}', '{"text": {"format": 1}}']),
+    ("400 invalid_request text.format.schema", ['{"text": {"format": {"type": "json_schema", "name": "n"}}}']),
+    ("400 invalid_request tools[0].name", ['{"tools": [{"type": "function"}]}']),
+    ("400 unsupported_parameter tools[0].type", ['{"tools": [{"type": "mcp"}]}']),
+    ("400 invalid_request tool_choice", ['{"tool_choice": "some"}', '{"tool_choice": {"type": "file_search"}}']),
+    ("400 invalid_request tool_choice.name", ['{"tool_choice": {"type": "function"}}']),
+    ("400 unsupported_parameter previous_response_id", ['{"previous_response_id": "r"}']),
+    ("400 unsupported_parameter background", ['{"background": true}']),
+    ("400 invalid_request metadata", ['{"metadata": []}']),
+    ("400 unknown_parameter inputs", ['{"inputs": "Hi"}']),
+]  # fmt: skip
+
 TABLES = {
     "chat": CHATS,
     "completion": COMPLETIONS,
     "run": RUNS,
     "embedding": EMBEDDINGS,
     "run_embedding": RUN_EMBEDDINGS,
+    "messages": MESSAGES,
+    "responses": RESPONSES,
 }
 CASES = [
     (endpoint, expected, change)

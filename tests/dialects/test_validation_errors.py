@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dialects.anthropic import MessagesBody
 from dialects.bodies import Body
 from dialects.embeddings import EmbeddingBody
 from dialects.further_parameters import HARMLESS, UNSUPPORTED
 from dialects.openai_chat import ChatBody
 from dialects.openai_completions import CompletionBody
+from dialects.openai_responses import ResponsesBody
 from dialects.workers_ai import RunBody, RunEmbeddingBody
 from tests.dialects.test_bodies import BASES, TABLES, over, parse
 from wire.errors import ApiError
@@ -24,6 +26,8 @@ BODIES: dict[str, type[Body]] = {
     "run": RunBody,
     "embedding": EmbeddingBody,
     "run_embedding": RunEmbeddingBody,
+    "messages": MessagesBody,
+    "responses": ResponsesBody,
 }
 
 
@@ -119,9 +123,11 @@ def test_good_bodies_load_nothing_that_explains_bad_ones() -> None:
     program = (
         "import sys; from dialects.embeddings import parse_embedding; from dialects.openai_chat import parse_chat\n"
         "from dialects.openai_completions import parse_completion\n"
-        "from dialects.workers_ai import parse_run, parse_run_embedding\n"
+        "from dialects.workers_ai import parse_run, parse_run_embedding; from dialects.anthropic import parse_messages\n"
+        "from dialects.openai_responses import parse_response\n"
         "def known(name): return name\n"
-        "parsers = {'chat': parse_chat, 'completion': parse_completion, 'embedding': parse_embedding,\n"
+        "parsers = {'chat': parse_chat, 'messages': parse_messages, 'responses': parse_response,\n"
+        "    'completion': parse_completion, 'embedding': parse_embedding,\n"
         "    'run': lambda raw, known: parse_run(raw, known, 'tiny'),\n"
         "    'run_embedding': lambda raw, known: parse_run_embedding(raw, known, 'tiny')}\n"
         f"for endpoint, raw in {good!r}: parsers[endpoint](raw, known)\n"

@@ -18,7 +18,7 @@ from wire.headers import HOP, Hop, sign_hop
 from wire.sse import Event, EventDecoder
 
 CHAT, COMPLETIONS, RUN = "/ai/v1/chat/completions", "/ai/v1/completions", "/client/v4/accounts/acc1/ai/run/@test/tiny"
-BLOCKS = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {}}  # dialects whose answers are blocks
+BLOCKS = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {}, RUN: {}}  # dialects whose answers are blocks
 SECRET = "a shared secret"
 NAME = AnswerName(41, 1_700_000_000, "0123456789abcdef01234567")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

@@ -152,3 +152,14 @@ async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> Non
     verified = await call(site.app, "/client/v4/user/tokens/verify", authorization="Bearer abc")
     assert (verified.json["success"], verified.json["result"]["status"]) == (True, "active")
     assert (await call(site.app, "/client/v4/user/tokens/verify")).status == 401
+
+
+async def test_the_responses_apis_inputs_give_a_response_in_an_envelope(site: Site) -> None:
+    asked = {"instructions": "Be brief.", "input": "Hi", "text": {"format": {"type": "text"}}}
+    result = (await call(site.app, RUN, asked)).json["result"]
+    assert (result["object"], result["status"], result["output_text"]) == ("response", "completed", "Hello, world")
+    assert result["output"][0]["content"][0]["text"] == "Hello, world"
+    streamed = await call(site.app, RUN, {**asked, "stream": True})
+    assert [event["type"] for event in streamed.events][-1] == "response.completed"
+    refused = await call(site.app, RUN, {"input": [{"type": "computer_call"}]})
+    assert (refused.status, refused.json["errors"][0]["code"]) == (400, 5004)

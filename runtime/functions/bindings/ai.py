@@ -13,7 +13,6 @@ import msgspec
 import orjson
 
 from runtime.functions.bindings.ai_batches import Batches
-from runtime.functions.bindings.ai_responses import as_messages, as_response, is_responses_input
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from runtime.functions.bindings.place import name_of
 from runtime.functions.channel import StreamingReply
@@ -79,13 +78,8 @@ class AI(Binding):
             raise _refusal(BUSY_STATUS, CAPACITY, "all of this model's room is taken, and the call asked not to wait")
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
-        headers, inputs = dict(forwardable(request.extra_headers.items())), request.inputs
-        if is_responses := is_responses_input(inputs):
-            try:
-                inputs = as_messages(inputs)
-            except ValueError as error:
-                raise _refusal(400, 5006, str(error)) from None
-        response = await self._admitted(request.model, _encoded(inputs), headers, not request.reject_if_busy)
+        headers = dict(forwardable(request.extra_headers.items()))
+        response = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
         value = {"status": response.status, "headers": response.headers}
         if response.events is not None:
             return StreamingReply(value, response.events)
@@ -93,9 +87,6 @@ class AI(Binding):
             if request.raw:
                 return {**value, "body": response.body}
             raise self._as_refusal(response)
-        if is_responses:
-            result = as_response(msgspec.json.decode(response.body), request.model)
-            return {**value, "body": msgspec.json.encode(result)}
         return {**value, "body": response.body}
 
     @method

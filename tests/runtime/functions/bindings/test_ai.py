@@ -334,15 +334,15 @@ async def test_inputs_of_the_responses_api_are_a_conversation(site: Site, ai: AI
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ({"input": "Hi", "stream": True}, "a stream of the Responses API's events is not offered"),
-        ({"input": [{"type": "reasoning"}]}, "a list of messages with a role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "parts that are no text"),
+        ({"input": [{"type": "computer_call"}]}, "items of type 'computer_call' are not supported"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "parts of type 'input_image'"),
+        ({"input": "Hi", "previous_response_id": "a"}, "no responses are kept here"),
     ],
 )
 async def test_what_the_responses_api_has_beyond_texts_is_refused_by_name(
     ai: AI, inputs: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(Failure, match=f"5006: .*{sentence}"):
+    with pytest.raises(Failure, match=f"5004: .*{sentence}"):
         await ai.run(MODEL, inputs)
 
 
