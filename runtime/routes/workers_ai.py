@@ -26,7 +26,7 @@ from runtime.connection import header, json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.output_processor import Delta
 from runtime.responses.blocks import BlockBuilder
-from runtime.router_context import body_limit
+from runtime.router_context import body_limit, router_context
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
 from sites.site import LimitsConfig
@@ -106,8 +106,8 @@ class _Run:
             message = "all of this model's room is taken, and the request asked not to wait"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
-        # What comes before the body of a continued stream is no JSON object, and such a stream is never of embeddings.
-        await self._endpoints[await parsed(task_of, raw)].answer(
+        _, asked = router_context(scope, raw)
+        await self._endpoints[await parsed(task_of, asked)].answer(
             raw, scope, receive, send, scope["path_params"]["model"]
         )
 
