@@ -12,7 +12,7 @@ from engine.description.decoder_config import DecoderConfig, read_top_k, refuse_
 from engine.description.shapes import ExpertsShape, GroupedRouting
 from engine.description.weights import WeightShape, experts, gated
 from engine.errors import CheckpointError
-from engine.weights.config import flag, positive_int, positive_number
+from engine.weights.config import flag, positive_int, positive_number, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ class GroupedMoeConfig(DecoderConfig):
 def read_experts(config: Mapping[str, Any], groups: int = 1, top_groups: int = 1, scale: float = 1.0) -> dict[str, Any]:
     """Read the fields that GroupedMoeConfig adds. `groups`, `top_groups`, `scale`: what a config.json without them means."""
     num_layers, num_experts = positive_int(config, "num_hidden_layers"), positive_int(config, "n_routed_experts")
-    dense, every = int(config.get("first_k_dense_replace") or 0), positive_int(config, "moe_layer_freq", 1)
+    dense, every = whole_number(config, "first_k_dense_replace", num_layers), positive_int(config, "moe_layer_freq", 1)
     hidden, intermediate = positive_int(config, "hidden_size"), positive_int(config, "moe_intermediate_size")
     return {
         "intermediate_size": positive_int(config, "intermediate_size"),
         "experts": ExpertsShape(num_experts, hidden, intermediate),
         "routing": _routing(config, num_experts, groups, top_groups, scale),
-        "num_shared": int(config.get("n_shared_experts") or 0),
+        "num_shared": whole_number(config, "n_shared_experts", num_experts),
         "sparse_layers": frozenset(i for i in range(dense, num_layers) if i % every == 0),
-        "num_mtp_layers": int(config.get("num_nextn_predict_layers") or 0),
+        "num_mtp_layers": whole_number(config, "num_nextn_predict_layers", num_layers),
     }
 
 

@@ -1,7 +1,7 @@
 """Llama 4's config: layers that attend within chunks, every fourth that sees everything, experts with a shared one beside them. Its vision tower is
 weights alone here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from engine.description.shapes import ExpertsShape
 from engine.description.vision import VisionShape
 from engine.description.weights import WeightShape, experts, gated, router
 from engine.errors import CheckpointError
-from engine.weights.config import flag, number, positive_int, positive_number
+from engine.weights.config import flag, layer_numbers, number, positive_int, positive_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,9 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
     text = text_keys(config)
     num_layers, step = positive_int(text, "num_hidden_layers"), positive_int(text, "interleave_moe_layer_step", 1)
     num_experts = positive_int(text, "num_local_experts", 16)
-    sparse = text.get("moe_layers")
-    if sparse is None:
-        sparse = range(step - 1, num_layers, step)
-    elif not isinstance(sparse, list) or not set(sparse) <= set(range(num_layers)):
-        raise CheckpointError(f"config.json has moe_layers = {sparse!r}; they must be layers below {num_layers}")
+    sparse: Sequence[int] = range(step - 1, num_layers, step)
+    if text.get("moe_layers") is not None:
+        sparse = layer_numbers(text, "moe_layers", num_layers)
     tuned = flag(text, "attn_temperature_tuning", True)
     return Llama4Config.read(
         text,

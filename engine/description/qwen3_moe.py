@@ -7,8 +7,7 @@ from typing import Any
 from engine.description.decoder_config import DecoderConfig, read_top_k, sliding_window, uniform_layers
 from engine.description.shapes import ExpertsShape
 from engine.description.weights import WeightShape, experts, gated, router
-from engine.errors import CheckpointError
-from engine.weights.config import flag, positive_int
+from engine.weights.config import flag, layer_numbers, positive_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +33,7 @@ class Qwen3MoeConfig(DecoderConfig):
 
 def parse_config(config: Mapping[str, Any]) -> Qwen3MoeConfig:
     num_layers = positive_int(config, "num_hidden_layers")
-    step, dense = positive_int(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not set(dense) <= set(range(num_layers)):
-        raise CheckpointError(f"config.json has mlp_only_layers = {dense!r}; they must be layers below {num_layers}")
+    step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)
     window = sliding_window(config, 4096) if flag(config, "use_sliding_window", False) else None
     num_experts = positive_int(config, "num_experts", config.get("num_local_experts", 128))
     return Qwen3MoeConfig.read(

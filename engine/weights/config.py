@@ -29,6 +29,22 @@ def positive_int(config: Mapping[str, Any], key: str, default: int | None = None
     return value
 
 
+def whole_number(config: Mapping[str, Any], key: str, most: int) -> int:
+    """Return a number from 0, which it is where it is not given, to `most`."""
+    value = config.get(key) or 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a whole number from 0 to {most}")
+    return value
+
+
+def layer_numbers(config: Mapping[str, Any], key: str, num_layers: int) -> list[int]:
+    """Return a list of layers; none where it is not given."""
+    value = config.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(i, int) and 0 <= i < num_layers for i in value):
+        raise CheckpointError(f"config.json has {key} = {value!r}; they must be layers below {num_layers}")
+    return value
+
+
 def number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = config.get(key)
     if value is None:
