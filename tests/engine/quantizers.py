@@ -39,7 +39,7 @@ def write_quantized(
         "num_key_value_heads": 2,
     }
     model = write_checkpoint(directory, config(kind, **(sizes | changes)))
-    tensors = load_file(directory / "model.safetensors")
+    tensors = apart(load_file(directory / "model.safetensors"))
     parameters = dict(model.named_parameters())
     for name in list(tensors):
         stem = name.removesuffix(".weight")
@@ -55,6 +55,21 @@ def write_quantized(
     return model
 
 
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With Llama 4's experts one by one: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, part = name.rpartition(".")
+        if part not in ("gate_up_proj", "down_proj"):
+            found[name] = tensor
+            continue
+        parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
+        for i, expert in enumerate(tensor):
+            pieces = zip(parts, expert.T.chunk(len(parts)), strict=True)
+            found |= {f"{stem}.{i}.{one}.weight": rows.contiguous() for one, rows in pieces}
+    return found
+
+
 def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
     """Newer versions of transformers keep all experts in one parameter, and write them one by one."""
     if name in parameters:
@@ -65,6 +80,7 @@ def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
     fused = next(parameters[key] for key in (f"{p}.experts.{'down_proj' if part in ('down_proj', 'w2') else 'gate_up_proj'}"
                  for p in (stem, stem.replace("block_sparse_moe", "mlp"))) if key in parameters)  # fmt: skip
     rows = fused.data[int(expert)]
+    rows = rows.T if ".feed_forward." in name else rows
     if part in ("down_proj", "w2"):
         rows.copy_(values)
     else:

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig, PreTrainedModel, Qwen2Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
 from engine.dry_run import DryRun, lay_out
 from engine.errors import CheckpointError
@@ -43,6 +51,10 @@ DEEPSEEK: dict[str, Any] = {
     "v_head_dim": 16, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+SCOUT: dict[str, Any] = {
+    "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "moe_layers": [0, 2], "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 16,
+}  # fmt: skip
 INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors": lambda d: write_quantized(d, LlamaConfig, quantizers.compressed_tensors, pack_quantized()),
     "compressed-tensors, by row, zeros": lambda d: write_quantized(
@@ -71,6 +83,9 @@ INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     "deepseek-v3, compressed-tensors, attention plain": lambda d: write_quantized(
         d, DeepseekV3Config, quantizers.compressed_tensors, pack_quantized(), left_alone="self_attn", **DEEPSEEK
     ),
+    "llama4, compressed-tensors": lambda d: write_quantized(
+        d, Llama4TextConfig, quantizers.compressed_tensors, pack_quantized(), **SCOUT
+    ),
 }  # fmt: skip
 FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors, one scale": lambda d: write_quantized(
@@ -91,6 +106,10 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     "deepseek-v3, fp8 by blocks": lambda d: write_quantized(
         d, DeepseekV3Config, partial(quantizers.fp8, block=(128, 128), name="weight_scale_inv"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, **DEEPSEEK | {"hidden_size": 192, "intermediate_size": 320},
+    ),
+    "llama4, fp8 by row": lambda d: write_quantized(
+        d, Llama4TextConfig, partial(quantizers.fp8, by_row=True),
+        pack_quantized(num_bits=8, type="float", strategy="channel", group_size=None), **SCOUT
     ),
 }  # fmt: skip
 
