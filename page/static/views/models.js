@@ -1,18 +1,33 @@
 // Models: where each one lies, and what it does there.
 
 import { card, h, show, table } from "../dom.js";
-import { models as all } from "../network.js";
+import { lines } from "../chart.js";
+import { models as all, network } from "../network.js";
 import { button } from "../act.js";
 import { bytes, ms, number, percent } from "../words.js";
 
-const SHOWN = 20;
+const SHOWN = 20, MAX_SECONDS = 300;
 const LIES = { device: ["awake", "good"], host: ["asleep in memory", "soft"], disk: ["on disk", "soft"], loading: ["loading", "wait"], failed: ["failed", "bad"] };
 
 export function models(session) {
   const list = h("div"), told = h("p", { class: "soft", role: "status" });
   const filter = h("input", { type: "search", placeholder: "Filter (/)", "aria-label": "Filter models", oninput: () => update() });
 
+  const used = new Map(); // of each model that was shown, what its caches have held since the view was opened
+
+  function note(model) {
+    const at = Object.fromEntries(model.at.filter((one) => one.kv_blocks_total).map((one) => [one.site, 1 - one.kv_blocks_free / one.kv_blocks_total]));
+    const samples = [...(used.get(model.name) ?? []).filter((sample) => sample.at < network.at), { at: network.at, ...at }].slice(-MAX_SECONDS);
+    used.delete(model.name);
+    used.set(model.name, samples);
+    if (used.size > 2 * SHOWN) used.delete(used.keys().next().value);
+    const sites = Object.keys(at).slice(0, 8);
+    return samples.length > 1 && sites.length > 0 && h("details", null, h("summary", null, "Cache over time"),
+      lines("Cache used", percent, samples, sites.map((site) => [site, (sample) => sample[site] ?? null])));
+  }
+
   function update() {
+    const isOpen = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.model));
     const found = all().filter((model) => model.name.toLowerCase().includes(filter.value.toLowerCase()));
     show(list, found.slice(0, SHOWN).map((model) => card(model.name, table([
       ["site", (one) => one.site],
@@ -23,10 +38,16 @@ export function models(session) {
       ["weights", (one) => bytes(one.weights_bytes), true], ["last wake", (one) => (one.wake_ms ? ms(one.wake_ms) : "–"), true],
       ["wakes", (one) => one.wakes, true], ["put to sleep", (one) => one.evictions, true],
       ["", (one) => [one.residency !== "device" && button(session, "wake", one.site, one.name, (text) => show(told, text)), one.residency === "device" && button(session, "sleep", one.site, one.name, (text) => show(told, text))]],
-    ], model.at, ""), model.at[0].aliases.length > 0 && h("p", { class: "soft" }, `also called ${model.at[0].aliases.join(", ")}`))),
+    ], model.at, ""), model.at[0].aliases.length > 0 && h("p", { class: "soft" }, `also called ${model.at[0].aliases.join(", ")}`),
+      kept(note(model), model.name, isOpen))),
     !found.length && h("p", { class: "soft" }, "No model matches."),
     found.length > SHOWN && h("p", { class: "soft" }, `${found.length - SHOWN} more: filter to see them.`));
   }
 
   return { node: h("div", null, h("div", { class: "row" }, filter, told), list), update };
+}
+
+function kept(details, name, isOpen) {
+  if (details) { details.dataset.model = name; details.open = isOpen.has(name); }
+  return details;
 }
