@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from kernels.checks import FLOATS, ArgumentCheck
+from kernels.coded import CodedWeight, native_linear
+from kernels.cpu import coded
 from kernels.dispatch import operation
-from kernels.weight import INT4, Operands, Weight, check_product, lay_operands, num_groups
+from kernels.weight import INT4, Operands, check_product, lay_operands, num_groups
 
 BLOCK = 32  # columns; the last block of a row is padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Int4Weight(Weight):
+class Int4Weight(CodedWeight):
     of_rows = ("codes", "scales", "zeros")
     codes: torch.Tensor  # [..., rows, blocks * 16] uint8
     scales: torch.Tensor  # [..., rows, groups]
@@ -63,6 +65,9 @@ class Int4Weight(Weight):
         group = self.columns + BLOCK if self.group >= self.columns else self.group
         scales, is_permuted = self.scales.contiguous(), self.permutation is not None
         return lay_operands(self.codes, scales, zeros, self.columns, (1, group), INT4, is_permuted)
+
+    def codes_of_rows(self) -> coded.Codes:
+        return coded.Codes(self.codes, self.scales, self.zeros, self.columns, self.group, coded.INT4, self.permutation)
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
@@ -118,10 +123,10 @@ def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns:
     return f"{lead} {name}.groups"
 
 
-@operation(check_product, triton="linear")
+@operation(check_product, triton="linear", native=native_linear)
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [tokens, columns] -> [tokens, rows]. The torch form unpacks the whole weight for every call: it says what is right, and a CPU that serves
-    unpacks once, when it loads (4096 x 4096 and one row on a thread of Zen 5: 58 ms, unpacked 2.6)."""
+    """x [tokens, columns] -> [tokens, rows]. The torch form unpacks the whole weight for every call: it says what is right, and a CPU without the C
+    library unpacks once, when it loads (4096 x 4096 and one row on a thread of Zen 5: 58 ms, unpacked 2.6)."""
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
     return F.linear(x, unpack_int4(weight, x.dtype), bias)

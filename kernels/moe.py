@@ -12,8 +12,9 @@ import torch
 
 from kernels import checks
 from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from kernels.coded import CodedWeight
 from kernels.dispatch import operation
-from kernels.linear import gated_linear, linear
+from kernels.plain import PlainWeight
 from kernels.weight import GatedActivation, Weight
 
 
@@ -179,10 +180,14 @@ def moe_experts(
             continue
         rows = slice(end - count, end)
         bias = None if gate_up_bias is None else gate_up_bias[expert]
-        hidden = gated_linear(by_expert[rows], gate_up.expert(expert).unpack(x.dtype), bias, activation)
-        outputs[rows] = linear(
-            hidden, down.expert(expert).unpack(x.dtype), None if down_bias is None else down_bias[expert]
-        )
+        hidden = _matrix(gate_up, expert, x.dtype).gated(by_expert[rows], bias, activation)
+        outputs[rows] = _matrix(down, expert, x.dtype).linear(hidden, None if down_bias is None else down_bias[expert])
     in_order = torch.empty_like(outputs)
     in_order[order] = outputs
     return (in_order.view(tokens, top_k, x.shape[1]) * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
+    """Return an expert's matrix as it is multiplied by: activations of experts in FP8 are not rounded."""
+    one = weight.expert(expert)
+    return one if isinstance(one, CodedWeight) else PlainWeight(one.unpack(dtype))

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.checks import ArgumentCheck, placed
+from kernels.coded import CodedWeight, native_linear
+from kernels.cpu import coded
 from kernels.dispatch import operation
 from kernels.int4 import has_codes, pack_int4, require_codes, unpack_codes
-from kernels.weight import MXFP4, Operands, Weight, check_product, lay_operands
+from kernels.weight import MXFP4, Operands, check_product, lay_operands
 
 BLOCK = 32  # values under one scale
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
@@ -22,7 +24,7 @@ _E8M0 = (*(2.0 ** (i - 127) for i in range(255)), math.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mxfp4Weight(Weight):
+class Mxfp4Weight(CodedWeight):
     """Bytes lie as in kernels/int4.py."""
 
     of_rows = ("codes", "scales")
@@ -54,6 +56,9 @@ class Mxfp4Weight(Weight):
 
     def operands(self) -> Operands:
         return lay_operands(self.codes, self.scales.contiguous(), None, self.columns, (1, BLOCK), MXFP4)
+
+    def codes_of_rows(self) -> coded.Codes:
+        return coded.Codes(self.codes, self.scales, None, self.columns, BLOCK, coded.MXFP4)
 
 
 def repack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
@@ -102,7 +107,7 @@ def _look_at(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> 
     )
 
 
-@operation(check_product, triton="linear")
+@operation(check_product, triton="linear", native=native_linear)
 def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
     return F.linear(x, unpack_mxfp4_weight(weight, x.dtype), bias)

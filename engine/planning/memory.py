@@ -114,7 +114,7 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
     places = Parallelism.of_group(len(host.group), host.stages).stage_places
     try:
         model = read_model(directory, dtype)
-        own = max(sum(model.weight_bytes(place, stays_packed=True).values()) for place in places)
+        own = max(sum(model.weight_bytes(place, on_cpu=False).values()) for place in places)
         step = max(activations_bytes(model, place, limits) for place in places)
         step += model.table_bytes(model.config.context_length)
     except (CheckpointError, OSError, ValueError):  # its load says why
@@ -141,7 +141,7 @@ def rank_memory(
 ) -> RankMemory:
     """Return the memory of one rank on its device. Raises CheckpointError where the split does not divide."""
     return RankMemory(
-        model.weight_bytes(place, stays_packed=not device.is_cpu),
+        model.weight_bytes(place, on_cpu=device.is_cpu),
         model.table_bytes(context_length),
         activations_bytes(model, place, limits),
         reserved_bytes(device.memory_bytes, device.is_cpu),

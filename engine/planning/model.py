@@ -62,25 +62,25 @@ class PlannedModel(NamedTuple):
             return []
         return [layers[i].part_of(place.shard) for i in self.stages(place.parallelism.pp)[place.stage]]
 
-    def weight_bytes(self, place: RankPlace, stays_packed: bool) -> dict[Part, int]:
+    def weight_bytes(self, place: RankPlace, on_cpu: bool) -> dict[Part, int]:
         """Return the bytes of the rank's weights, by part. Raises CheckpointError where a split does not divide."""
         layers, pp = self.stages(place.parallelism.pp)[place.stage], place.parallelism.pp
         found: Counter[Part] = Counter()
         for layer, shape in self.weights():
             if layer in layers if layer is not None else _is_of_stage(shape, place.stage, pp):
-                found[shape.part] += self._bytes_of(shape, place, stays_packed)
+                found[shape.part] += self._bytes_of(shape, place, on_cpu)
         return dict(found)
 
     def table_bytes(self, context_length: int) -> int:
         """Return the bytes of the rotary tables."""
         return 4 * context_length * self.config.rotary_numbers
 
-    def _bytes_of(self, shape: WeightShape, place: RankPlace, stays_packed: bool) -> int:
+    def _bytes_of(self, shape: WeightShape, place: RankPlace, on_cpu: bool) -> int:
         count, rows, columns = place.part_of(shape)
         format = self.quantization
         if format is not None and format.holds(shape):
             format.require_whole_groups(shape, columns)
-            if stays_packed and not shape.is_unpacked:
+            if format.stays_packed(on_cpu) and not shape.is_unpacked:
                 return count * format.num_bytes(rows, columns)
         return count * rows * max(1, columns) * (4 if shape.is_wide else self.item_bytes)
 
@@ -143,9 +143,7 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
         config = read_json(directory, "config.json") if has_config else {}
         if has_config and (degrees.size > 1 or not has_files or quantization_method(config) is not None):
             model = read_model(directory, dtype, on_cpu)
-            return max(
-                sum(model.weight_bytes(place, stays_packed=not on_cpu).values()) for place in degrees.stage_places
-            )
+            return max(sum(model.weight_bytes(place, on_cpu=on_cpu).values()) for place in degrees.stage_places)
         stored = index_checkpoint(directory).values()
         numbers, dtypes = sum(prod(tensor.shape) for tensor in stored), frozenset(tensor.dtype for tensor in stored)
         return numbers * ITEM_BYTES[choose_dtype_name(numbers, dtypes, on_cpu) if dtype == "auto" else dtype]

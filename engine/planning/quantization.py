@@ -24,12 +24,17 @@ class Quantization(NamedTuple):
     zero_bytes: int = 0
     ignored: tuple[str, ...] = ()  # as config.json lists them: names, parts of names, or "re:" and a pattern
     of_experts: bool = False  # nothing else is in it
+    is_float: bool = False
 
     def holds(self, shape: WeightShape) -> bool:
         """Tell whether the checkpoint has this matrix in the format."""
         if not shape.columns or shape.part not in _PACKED or (self.of_experts and shape.part != "experts"):
             return False
         return not any(_matches(pattern, shape.name) for pattern in self.ignored)
+
+    def stays_packed(self, on_cpu: bool) -> bool:
+        """Tell whether products read such matrices as they are. (On a CPU whose C library can be built and has its vector instructions.)"""
+        return self.bits == 4 or self.is_float != on_cpu
 
     def require_whole_groups(self, shape: WeightShape, columns: int) -> None:
         """Raise CheckpointError where a rank's columns cut those under one scale."""
@@ -59,7 +64,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         return Quantization(method, 4, _BLOCK, scale_bytes=1, of_experts=True)
     if method == "fp8":
         rows, columns = described.get("weight_block_size") or (1, None)
-        return Quantization(method, 8, columns, rows, 4, ignored=ignored)
+        return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)
     if method in ("gptq", "awq"):
         group = described.get("group_size", described.get("q_group_size", 128))
         has_zeros = bool(described.get("zero_point", True)) if method == "awq" else not described.get("sym", True)
@@ -71,12 +76,12 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if not weights or not isinstance(weights[0], dict):
         return None
     bits, block = weights[0].get("num_bits", 8), weights[0].get("block_structure")
-    if bits == 8:
+    if bits == 8 and weights[0].get("type") == "float":
         rows, columns = block or (1, None)
-        return Quantization(method, 8, columns, rows, 4, ignored=ignored)
+        return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)
     group = weights[0].get("group_size")
     zero_bytes = int(not weights[0].get("symmetric", True))
-    return Quantization(method, 4, group if group and group > 0 else None, zero_bytes=zero_bytes, ignored=ignored)
+    return Quantization(method, bits, group if group and group > 0 else None, zero_bytes=zero_bytes, ignored=ignored)
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -27,7 +27,7 @@ Make = Callable[..., None]  # (into, *stored): writes `into` from what is stored
 
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
+    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # As much as a core's share of the last cache, where a chunk still is when its values are checked.

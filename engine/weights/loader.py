@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from engine.errors import CheckpointError
 from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.filling import DTYPES, Make
 from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
@@ -87,6 +88,8 @@ class WeightLoader:
         return self._storage.shape(name)
 
     def stored_dtype(self, name: str) -> torch.dtype:
+        if name not in self._storage:
+            raise CheckpointError(f"tensor {name} is missing from the checkpoint; config.json asks for it")
         return DTYPES[self._storage.dtype(name)]
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
@@ -145,8 +148,8 @@ class WeightLoader:
         `unit`; of several matrices that are fused one with fewer units than ranks is held by several."""
         parts = self._parts(names, rows, columns, split, unit)
         of_parts = [self._format_of(name) for name in names]
-        packed = next((format for format in of_parts if format is not PLAIN), None)
-        if packed is not None and self._keeps_packed:
+        packed = PLAIN if PLAIN in of_parts else of_parts[0]
+        if packed is not PLAIN and self._keeps_packed and packed.joins(self, parts, experts):
             weight = packed.lay_out(self, parts, experts)
         else:
             sizes = [part.rows.size for part in parts]

@@ -19,6 +19,7 @@ _OF_BOTH_TYPES = {
     "lossless_linear": "ppppppplllliii",
     "lossless_gemm": "ppppppplllliii",
     "lossless_rows": "pppppplllfi",
+    "coded_linear": "ppppppllllliiii:i",
     "rows_of": "ppplllfi",
     "rms_norm": "pppppllifi",
     "rotate_and_cache": "pppppppllllllllifi",

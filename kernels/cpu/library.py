@@ -54,6 +54,8 @@ class Library:
         self.lossless_rows = _by_type(opened, "lossless_rows")
         self.lossless_survey = functions.find(opened, "lossless_survey")
         self.lossless_encode = functions.find(opened, "lossless_encode")
+        self.coded_linear = _by_type(opened, "coded_linear")
+        self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
         # rows of a product; those of more are torch's
         self.most_rows = {dtype: FEW_ROWS[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
@@ -97,12 +99,13 @@ class Library:
 loaded: Library | None = None  # read at every call: it may appear while a model is already serving
 _starting = threading.Lock()
 _started = False
+_building: threading.Thread | None = None
 
 
 def start(*, wait: bool = False) -> None:
     """Use the library that is there, or build it in the background; with `wait`, before returning. The first call counts. Raises
     BuildError for a kind of CPU that cannot be had here."""
-    global _started
+    global _started, _building
     with _starting:
         if _started or forced_kind() == TORCH:
             return
@@ -112,7 +115,15 @@ def start(*, wait: bool = False) -> None:
         if wait:
             _use_built(in_background=False)
         else:
-            threading.Thread(target=_use_built, args=(True,), name="cpu-kernels", daemon=True).start()
+            _building = threading.Thread(target=_use_built, args=(True,), name="cpu-kernels", daemon=True)
+            _building.start()
+
+
+def takes_codes() -> bool:
+    """True if products with weights in codes are faster here than with those that are unpacked. Waits for a build that `start` has begun."""
+    if _building is not None:
+        _building.join()
+    return loaded is not None and loaded.decodes_fast
 
 
 def _use_existing() -> bool:

@@ -156,6 +156,25 @@ def awq(weight: Tensor) -> Parts:
     }, values
 
 
+def int8(weight: Tensor, group: int | None = None, in_words: bool = True) -> Parts:
+    rows, columns = weight.shape
+    group = group or columns
+    groups = weight.view(rows, -1, group)
+    scales = (groups.abs().amax(-1) / 127).half()
+    codes = (groups / scales.float()[..., None]).round().clamp(-128, 127)
+    values = (codes * scales.float()[..., None]).view(rows, columns)
+    stored = codes.view(rows, columns).to(torch.int8)
+    if not in_words:
+        return {"weight": stored, "weight_scale": scales}, values
+    packed = sum((stored[:, i::4].long() + 128) << (8 * i) for i in range(4))
+    assert isinstance(packed, Tensor)
+    return {
+        "weight_packed": packed.where(packed < 2**31, packed - 2**32).int(),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }, values
+
+
 def scattered_groups(columns: int, group: int) -> Tensor:
     """The same for all matrices with as many columns, as those are that read the same input."""
     return (torch.arange(columns) // group)[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]

@@ -33,9 +33,11 @@ from engine.weights.checkpoint import index_checkpoint
 from engine.weights.config import read_config
 from engine.weights.formats.fp8 import Fp8Format
 from engine.weights.formats.int4 import Int4Format
+from engine.weights.formats.int8 import Int8Format
 from engine.weights.formats.mxfp4 import Mxfp4Format
 from engine.weights.formats.registry import read_format
 from engine.weights.storage import MetaStorage
+from kernels.cpu import library
 from kernels.plain import PlainWeight
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
@@ -55,7 +57,7 @@ SCOUT: dict[str, Any] = {
     "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "moe_layers": [0, 2], "no_rope_layers": [1, 0, 1],
     "attention_chunk_size": 16,
 }  # fmt: skip
-INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
+INTEGERS: dict[str, Callable[[Path], PreTrainedModel]] = {
     "compressed-tensors": lambda d: write_quantized(d, LlamaConfig, quantizers.compressed_tensors, pack_quantized()),
     "compressed-tensors, by row, zeros": lambda d: write_quantized(
         d, LlamaConfig, partial(quantizers.compressed_tensors, group=None, symmetric=False),
@@ -71,6 +73,15 @@ INT4: dict[str, Callable[[Path], PreTrainedModel]] = {
     ),
     "awq": lambda d: write_quantized(d, LlamaConfig, quantizers.awq, AWQ),
     "awq, one kind of matrix left alone": lambda d: write_quantized(d, LlamaConfig, quantizers.awq, AWQ, left_alone="mlp.down_proj"),
+    "eight bits in words": lambda d: write_quantized(d, LlamaConfig, partial(quantizers.int8, group=32), pack_quantized(num_bits=8)),
+    "eight bits, by row": lambda d: write_quantized(
+        d, LlamaConfig, partial(quantizers.int8, in_words=False),
+        pack_quantized(num_bits=8, strategy="channel", group_size=None) | {"format": "int-quantized"},
+    ),
+    "qwen3-moe, eight bits": lambda d: write_quantized(
+        d, Qwen3MoeConfig, quantizers.int8, pack_quantized(num_bits=8, strategy="channel", group_size=None),
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True,
+    ),
     "qwen3-moe, awq": lambda d: write_quantized(
         d, Qwen3MoeConfig, quantizers.awq, AWQ, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
     ),
@@ -115,26 +126,26 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
 
 
 def keep_packed(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
-    for format in (Int4Format, Fp8Format, Mxfp4Format):
+    for format in (Int4Format, Int8Format, Fp8Format, Mxfp4Format):
         monkeypatch.setattr(format, "stays_packed", lambda self, device: is_kept)
 
 
-@pytest.mark.parametrize("name", INT4 | FP8)
+@pytest.mark.parametrize("name", INTEGERS | FP8)
 def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = (INT4 | FP8)[name](tmp_path)
+    model = (INTEGERS | FP8)[name](tmp_path)
     keep_packed(monkeypatch, False)
     prompt = random_prompt(37, seed=3)
     heard = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
     assert_agrees(model, prompt, heard)
 
 
-@pytest.mark.parametrize("name", INT4)
+@pytest.mark.parametrize("name", INTEGERS)
 def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = INT4[name](tmp_path)
+    model = INTEGERS[name](tmp_path)
     keep_packed(monkeypatch, True)
     if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
@@ -162,9 +173,12 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
     assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=1, num_prompt_logprobs=431)))
 
 
-@pytest.mark.parametrize("name", [*INT4, *FP8])
-def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(tmp_path: Path, name: str) -> None:
-    (INT4 | FP8)[name](tmp_path / "model")
+@pytest.mark.parametrize("name", [*INTEGERS, *FP8])
+def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (INTEGERS | FP8)[name](tmp_path / "model")
+    keep_packed(monkeypatch, False)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
     made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
@@ -179,7 +193,7 @@ def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(tmp_path: Path, name:
 def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_family(tmp_path / "model", PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path / "model")
+    write_family(tmp_path / "model", PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path / "model")
     keep_packed(monkeypatch, True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
@@ -196,9 +210,10 @@ def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
 def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    INT4["awq"](tmp_path / "model")
+    INTEGERS["awq"](tmp_path / "model")
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     kept = tmp_path / "kept"
+    keep_packed(monkeypatch, False)
     _, unpacked = answer(tmp_path / "model", kept, memory)
     keep_packed(monkeypatch, True)
     remade, packed = answer(tmp_path / "model", kept, memory)
@@ -219,7 +234,7 @@ def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
 def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    INT4["awq"](tmp_path / "model")
+    INTEGERS["awq"](tmp_path / "model")
     keep_packed(monkeypatch, True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
@@ -228,6 +243,17 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     assert (info.mapped, (tmp_path / "kept").exists()) == (False, False)
     assert heard.logprobs == expected.logprobs
     assert "MiB free" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["awq", "eight bits, by row", "mxfp4", "fp8 by blocks"])
+def test_a_cpu_keeps_what_its_c_library_multiplies_by(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)
+    takes_codes = library.takes_codes()
+    assert bool(packed_weights(load_engine(tmp_path, dtype="float32"))) == (takes_codes and "fp8" not in name)
+    monkeypatch.setattr(library, "loaded", None)
+    assert not packed_weights(load_engine(tmp_path, dtype="float32"))
 
 
 def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,13 +276,13 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
         load_engine(tmp_path, dtype="float32")
 
 
-@pytest.mark.parametrize("name", [*INT4, *FP8, "mxfp4"])
+@pytest.mark.parametrize("name", [*INTEGERS, *FP8, "mxfp4"])
 @pytest.mark.parametrize("stays_packed", [True, False])
 def test_a_rehearsal_lays_out_what_the_load_does(
     tmp_path: Path, name: str, stays_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else other kernels would be compiled than those that are launched."""
-    write_family(tmp_path, PACKED) if name == "mxfp4" else (INT4 | FP8)[name](tmp_path)
+    write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)
     keep_packed(monkeypatch, stays_packed)
     raw = read_config(tmp_path)
     family = find_family(raw)
@@ -332,7 +358,7 @@ STEM = "model.layers.1.self_attn.q_proj"
 def test_what_is_wrong_with_a_packed_tensor_is_said_with_its_name(
     tmp_path: Path, name: str, part: str, change: Any, words: str
 ) -> None:
-    INT4[name](tmp_path)
+    INTEGERS[name](tmp_path)
     tensor = f"{STEM}.{part}"
 
     def damage(tensors: dict[str, torch.Tensor]) -> None:
@@ -356,21 +382,36 @@ def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
         load_engine(tmp_path, dtype="float32")
 
 
-def test_matrices_that_order_their_columns_differently_cannot_be_fused(
+def test_matrices_that_cannot_be_one_packed_matrix_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    INT4["gptq, scattered"](tmp_path)
+    """Of three that read the same input one orders its columns differently; in another layer one is left alone."""
+    INTEGERS["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
-    load_engine(tmp_path, dtype="float32")  # unpacked they can
+    keep_packed(monkeypatch, False)
+    prompt = random_prompt(9, seed=1)
+    unpacked = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs
     keep_packed(monkeypatch, True)
-    with pytest.raises(
-        CheckpointError, match=r"q_proj and .*k_proj read the same input and order its columns differently"
-    ):
-        load_engine(tmp_path, dtype="float32")
+    engine = load_engine(tmp_path, dtype="float32")
+    every = matrices(engine.runner.model)
+    assert packed_weights(engine) == len(every) - 1
+    packed = one(engine, full("a", prompt, max_tokens=1)).logprobs
+    assert [one.logprob for one in packed] == pytest.approx([one.logprob for one in unpacked], rel=1e-4)
+
+    INTEGERS["awq"](tmp_path / "other")
+    plain = torch.randn(64, 64) / 8
+
+    def leave_alone(tensors: dict[str, torch.Tensor]) -> None:
+        for part in ("qweight", "qzeros", "scales"):
+            del tensors[f"{STEM}.{part}"]
+        tensors[f"{STEM}.weight"] = plain
+
+    change_tensors(tmp_path / "other", leave_alone)
+    assert packed_weights(load_engine(tmp_path / "other", dtype="float32")) == len(every) - 1
 
 
 def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
-    model = INT4["gptq"](tmp_path)
+    model = INTEGERS["gptq"](tmp_path)
     prompt = random_prompt(9, seed=1)
     plain = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs
     matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if name.endswith("_proj.weight")]
@@ -389,7 +430,11 @@ def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
         (GPTQ | {"group_size": 0}, "group_size = 0; it must be positive"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'; supported are gptq and gptq_v2"),
         (AWQ | {"version": "gemv"}, "version = 'gemv'; supported for awq is 'gemm'"),
-        (pack_quantized(num_bits=8), "'pack-quantized' with 8 bits of type 'int' by 'group'; supported are"),
+        (pack_quantized(num_bits=3), "'pack-quantized' with 3 bits of type 'int' by 'group'; supported are"),
+        (
+            pack_quantized(num_bits=8, symmetric=False),
+            "'pack-quantized' with 8 bits of type 'int' by 'group'; supported are",
+        ),
         (pack_quantized() | {"config_groups": {}}, "no config_groups with weights"),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, r"blocks of \[128, 100\]; they must be"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "blocks of 128; they must be"),
@@ -401,7 +446,7 @@ def test_a_format_that_no_kernel_computes_is_refused_with_its_words(described: d
 
 
 def test_groups_that_do_not_divide_a_row_are_refused(tmp_path: Path) -> None:
-    INT4["awq"](tmp_path)
+    INTEGERS["awq"](tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     written["quantization_config"]["group_size"] = 128
     (tmp_path / "config.json").write_text(json.dumps(written))

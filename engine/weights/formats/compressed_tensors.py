@@ -1,4 +1,4 @@
-"""compressed-tensors' description of a checkpoint: four-bit integers or FP8, one way for all matrices."""
+"""compressed-tensors' description of a checkpoint: integers of four or eight bits or FP8, one way for all matrices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,7 @@ from engine.weights.formats.format import WeightFormat
 from engine.weights.formats.fp8 import Fp8Format, read_block
 from engine.weights.formats.int4 import Int4Format, read_group
 from engine.weights.formats.int4_layouts import CompressedTensors
+from engine.weights.formats.int8 import Int8Format
 
 
 def read_compressed_tensors(described: Mapping[str, Any]) -> WeightFormat:
@@ -24,14 +25,17 @@ def read_compressed_tensors(described: Mapping[str, Any]) -> WeightFormat:
     weight = weights[0]
     bits, kind, strategy = weight.get("num_bits"), weight.get("type"), weight.get("strategy")
     described_as = f"format {form!r} with {bits!r} bits of type {kind!r} by {strategy!r}"
-    if form == "pack-quantized" and (bits, kind) == (4, "int") and strategy in ("group", "channel"):
+    if form in ("pack-quantized", "int-quantized") and kind == "int" and strategy in ("group", "channel"):
         if any(scheme.get("input_activations") for scheme in schemes):
             raise CheckpointError(
-                "config.json's quantization_config quantizes activations beside four-bit weights; supported are weights alone"
+                f"config.json's quantization_config quantizes activations beside weights of {bits} bits; supported are weights alone"
             )
-        group = weight.get("group_size") if strategy == "group" else -1
-        has_zeros = not weight.get("symmetric", True)
-        return Int4Format(CompressedTensors(), read_group(group), has_zeros, has_zeros)
+        group = read_group(weight.get("group_size") if strategy == "group" else -1)
+        has_zeros, in_words = not weight.get("symmetric", True), form == "pack-quantized"
+        if bits == 4 and in_words:
+            return Int4Format(CompressedTensors(), group, has_zeros, has_zeros)
+        if bits == 8 and not has_zeros:
+            return Int8Format(group, in_words)
     if (
         form in ("float-quantized", "naive-quantized")
         and (bits, kind) == (8, "float")
@@ -39,6 +43,6 @@ def read_compressed_tensors(described: Mapping[str, Any]) -> WeightFormat:
     ):
         return Fp8Format(read_block(weight.get("block_structure")) if strategy == "block" else None)
     raise CheckpointError(
-        f"config.json's quantization_config has {described_as}; supported are pack-quantized with 4 bits of int by group or channel, "
-        "and float-quantized with 8 bits of float by tensor, channel or block"
+        f"config.json's quantization_config has {described_as}; supported are pack-quantized with 4 bits of int, or 8 without zero points, "
+        "by group or channel, int-quantized with 8 likewise, and float-quantized with 8 bits of float by tensor, channel or block"
     )

@@ -42,6 +42,10 @@ class WeightFormat(ABC):
         """Unpack into [rows, columns]."""
         raise NotImplementedError
 
+    def joins(self, loader: "WeightLoader", parts: Sequence[MatrixPart], experts: int) -> bool:
+        """Tell whether `lay_out` can make one packed weight of the parts. Else they are unpacked."""
+        return True
+
     def lay_out(self, loader: "WeightLoader", parts: Sequence[MatrixPart], experts: int) -> Weight:
         """Return the parts, one below the other, packed. `experts`: they will be divided among so many."""
         raise NotImplementedError

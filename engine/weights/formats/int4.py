@@ -17,6 +17,7 @@ from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_n
 from engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import AxisRange, MatrixPart
+from kernels.cpu import library
 from kernels.int4 import BLOCK, Int4Weight, pack_int4
 
 _WORDS = ("I32",)
@@ -31,7 +32,7 @@ class Int4Format(WeightFormat):
     needs_zeros: bool  # as config.json says
 
     def stays_packed(self, device: torch.device) -> bool:
-        return device.type == "cuda"
+        return device.type == "cuda" or (device.type == "cpu" and library.takes_codes())
 
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.{self.layout.codes_name}" in index
@@ -53,14 +54,16 @@ class Int4Format(WeightFormat):
         # The scales come last: they alone can hold NaN or infinity.
         loader.fill(into, [*stored, matrix.scales], unpack, is_row_wise=False)
 
+    def joins(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> bool:
+        """Tell whether all parts have their columns in one order; experts, in the model's."""
+        first, *others = [_look_at_order(loader, self._matrix(part)) for part in parts]
+        if first is None:
+            return all(order is None for order in others)
+        return experts == 1 and all(order is not None and torch.equal(order, first) for order in others)
+
     def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Int4Weight:
-        names = [part.name for part in parts]
-        name, matrices = stacked_name(names), [self._matrix(part) for part in parts]
-        order = _common_order([_look_at_order(loader, matrix) for matrix in matrices], names)
-        if order is not None and experts > 1:
-            raise CheckpointError(
-                f"{name} are quantized with their columns in an order of importance (g_idx); that is supported outside experts only"
-            )
+        name, matrices = stacked_name([part.name for part in parts]), [self._matrix(part) for part in parts]
+        order = _look_at_order(loader, matrices[0])
         columns, group = matrices[0].sizes
         rows = [part.rows.size for part in parts]
         groups, is_row_wise = -(-columns // group), self.layout.is_row_wise
@@ -202,16 +205,6 @@ def _group(described: Mapping[str, Any]) -> int | None:
 def _look_at_order(loader: WeightLoader, matrix: _StoredMatrix) -> torch.Tensor | None:
     found = loader.look(matrix.g_idx) if matrix.g_idx.name in loader else None
     return None if found is None else matrix.order(found)
-
-
-def _common_order(orders: Sequence[torch.Tensor | None], names: Sequence[str]) -> torch.Tensor | None:
-    first = orders[0]
-    for name, order in zip(names, orders, strict=True):
-        if not (order is first or (order is not None and first is not None and torch.equal(order, first))):
-            raise CheckpointError(
-                f"{names[0]} and {name} read the same input and order its columns differently (g_idx); they cannot be one matrix"
-            )
-    return first
 
 
 def _fill(read: Any, into: torch.Tensor, stored: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.formats.format import Index, WeightFormat, as_stored
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import ExpertStack
+from kernels.cpu import library
 from kernels.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
 
 _PACKED = ("U8",)
@@ -15,7 +16,7 @@ class Mxfp4Format(WeightFormat):
     __slots__ = ()
 
     def stays_packed(self, device: torch.device) -> bool:
-        return device.type == "cuda"
+        return device.type == "cuda" or (device.type == "cpu" and library.takes_codes())
 
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}_blocks" in index or f"{name}_scales" in index

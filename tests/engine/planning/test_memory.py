@@ -96,9 +96,9 @@ def test_a_directory_without_weights_has_no_size(tmp_path: Path) -> None:
 def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) -> None:
     write_family(tmp_path, name)
     model = read_model(tmp_path)
-    whole = model.weight_bytes(ALONE, True)
+    whole = model.weight_bytes(ALONE, on_cpu=False)
     for parallelism in (Parallelism(pp=2), Parallelism(pp=3)):
-        parts = [model.weight_bytes(RankPlace(parallelism, 0, stage), True) for stage in range(parallelism.pp)]
+        parts = [model.weight_bytes(RankPlace(parallelism, 0, stage), on_cpu=False) for stage in range(parallelism.pp)]
         for part, size in whole.items():
             assert sum(one.get(part, 0) for one in parts) == size
 

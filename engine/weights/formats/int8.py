@@ -1,0 +1,81 @@
+"""Matrices in eight bits with a scale for each row or for a group of its columns, as compressed-tensors keeps them: bytes, or four of them, with 128
+added, in a 32-bit word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.checkpoint import ExpectedTensor
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
+from engine.weights.loader import WeightLoader
+from engine.weights.shard import MatrixPart
+from kernels.cpu import library
+from kernels.int8 import BLOCK, Int8Weight, pad_int8
+
+_CODES = 4  # in a word
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Format(WeightFormat):
+    group: int | None  # columns under one scale; None: all of a row
+    in_words: bool
+
+    def stays_packed(self, device: torch.device) -> bool:
+        return device.type == "cpu" and library.takes_codes()
+
+    def holds(self, index: Index, name: str) -> bool:
+        return f"{name}.weight_scale" in index
+
+    def fill(self, loader: WeightLoader, part: MatrixPart, into: torch.Tensor) -> None:
+        codes, scales = self._stored(part)
+        columns, group = self._sizes(part)
+
+        def unpack(into: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor) -> None:
+            into.copy_(Int8Weight(self._codes(stored, columns), scales, columns, group).unpack(into.dtype))
+
+        loader.fill(into, [codes, scales], unpack)
+
+    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Int8Weight:
+        name, rows = stacked_name([part.name for part in parts]), [part.rows.size for part in parts]
+        columns, group = self._sizes(parts[0])
+        stored = [self._stored(part) for part in parts]
+        codes = loader.take(f"{name}.codes", (sum(rows), -(-columns // BLOCK) * BLOCK), torch.int8)
+        scale_type = loader.stored_dtype(stored[0][1].name)
+        scales = loader.take(f"{name}.scales", (sum(rows), -(-columns // group)), scale_type)
+
+        def repack(into: torch.Tensor, words: torch.Tensor) -> None:
+            into.copy_(self._codes(words, columns))
+
+        for of, *into in zip(stored, torch.split(codes, rows), torch.split(scales, rows), strict=True):
+            loader.fill(into[0], of[:1], repack)
+            loader.fill(into[1], of[1:], None)
+        return Int8Weight(codes, scales, columns, group)
+
+    def _codes(self, stored: torch.Tensor, columns: int) -> torch.Tensor:
+        """Return any run of rows as kernels want them."""
+        if not self.in_words:
+            return pad_int8(stored)
+        as_bytes = stored.contiguous().view(torch.uint8)[:, :columns]  # little-endian: the first is a word's lowest
+        return pad_int8((as_bytes ^ 128).view(torch.int8))
+
+    def _sizes(self, part: MatrixPart) -> tuple[int, int]:
+        """Columns, and columns under one scale."""
+        group = self.group or part.columns.total
+        return part.columns.size, min(group, part.columns.size)
+
+    def _stored(self, part: MatrixPart) -> list[ExpectedTensor]:
+        name, rows, columns = part
+        group = self.group or columns.total
+        if columns.total % group or (group % BLOCK and group != columns.total):
+            raise CheckpointError(
+                f"{name} has {columns.total} columns in groups of {group}; a group must divide them and be a multiple of {BLOCK}"
+            )
+        if group < columns.total:
+            columns.require_units(group, name, "columns under one scale")
+        scales = ExpectedTensor.of(f"{name}.weight_scale", (rows, columns.over(group)), FLOATS)
+        if not self.in_words:
+            return [ExpectedTensor.of(f"{name}.weight", (rows, columns), ("I8",)), scales]
+        columns.require_units(_CODES, name, "codes in one word")
+        return [ExpectedTensor.of(f"{name}.weight_packed", (rows, columns.over(_CODES)), ("I32",)), scales]
