@@ -13,6 +13,7 @@ from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.admission import AdmissionFilter, TenantLimits
 from edge_router.client_places import ClientPlaces
+from edge_router.data_places import DataPlaces
 from edge_router.deployments import deployment_api
 from edge_router.discovery import router_place, static_backends
 from edge_router.durable import PATH, DurableStreams, StreamRoutes
@@ -21,6 +22,7 @@ from edge_router.hints import WakeHints
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
+from edge_router.ledger.quotas import DailyQuotas
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
@@ -83,7 +85,7 @@ def build_app(
         relay,
         admission,
         RequestParser(secret, relay.max_hops, places.place),
-        SiteSelector(relay, backends, policy or CostPolicy(), sessions, metrics, clock),
+        SiteSelector(relay, backends, policy or CostPolicy(), sessions, metrics, clock, DataPlaces(network)),
         recordings,
         accounting,
         metrics,
@@ -144,13 +146,15 @@ def build_app(
 def accounting_of(network: NetworkConfig, secret: str) -> Accounting:
     """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
+    quotas = DailyQuotas(time.time)
+    quotas.set(network.accounts)
     if config.directory is None:
-        return Accounting(prices, None)
+        return Accounting(prices, None, quotas)
     if not secret:
         raise ConfigError(
             f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
         )
-    return Accounting(prices, Ledger(config, Path(config.directory).expanduser(), prices))
+    return Accounting(prices, Ledger(config, Path(config.directory).expanduser(), prices), quotas)
 
 
 def access_of(network: NetworkConfig) -> Access:

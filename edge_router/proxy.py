@@ -129,7 +129,8 @@ class Proxy:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        meter = proxied.log.meter = self.accounting.begin(request)
+        charge = self.accounting.begin(request, self.selector.own_name)
+        proxied.log.meter = None if charge is None else charge.meter
         limits.charge(head, request.conversation.tokens)
         self.under_way.add(proxied)
         try:
@@ -139,7 +140,7 @@ class Proxy:
             self.ended_tokens += proxied.delivered_tokens
             limits.charge(head, proxied.delivered_tokens)
             took_s = self._clock() - proxied.started_at
-            self.accounting.end(meter, is_complete=proxied.is_complete, took_s=took_s)
+            self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()
@@ -256,7 +257,7 @@ class Proxy:
 
     async def _give_up(self, client: ResponseWriter, proxied: ProxiedRequest) -> None:
         if proxied.recovery.lost is None:
-            raise self.selector.nothing_left(proxied.tries.failures)
+            raise self.selector.nothing_left(proxied.request, proxied.tries.failures)
         self.metrics.ended(proxied.recovery.lost_site, "lost")
         self.metrics.stream_lost(proxied.recovery.lost_site)
         await client.refuse(proxied.end_of_stream())

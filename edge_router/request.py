@@ -159,6 +159,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     answer_name: AnswerName | None = None  # whichever site makes it; None: it is nothing that could be made twice
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
+    most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
     max_queue_ms: float | None = (
         None  # with a longer queue the next site had better decline; None: it is to take the request
     )
@@ -239,7 +240,17 @@ class RequestParser(NamedTuple):
         conversation = _conversation(tenant_salt(head.owner, account, secret), head, fields, model or "")
         name = AnswerName.fresh() if secret and model is not None else None
         wants_stream = fields.get("stream") is True
-        return ValidRequest(head, body, model, wants_stream, conversation, place, request_id, lines, name)
+        most = _most_tokens(fields)
+        return ValidRequest(
+            head, body, model, wants_stream, conversation, place, request_id, lines, name, most_tokens=most
+        )
+
+
+def _most_tokens(fields: dict[str, Any]) -> int:
+    """Of all choices together, in whichever dialect. What is no number is a site's to refuse."""
+    named = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
+    *most, n = [value if type(value) is int and value > 0 else 0 for value in named]
+    return max(most) * max(1, n)
 
 
 def _is_from_router(head: Head, secret: str) -> bool:

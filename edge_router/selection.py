@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable, Mapping
 
 from edge_router.backend import Backend, Ticket
+from edge_router.data_places import AllowedSites, DataPlaces, refusal
 from edge_router.hints import WakeHints
 from edge_router.metrics import RouterMetrics
-from edge_router.policy import Policy, Preference, RouteRequest, may_serve
+from edge_router.policy import BackendView, Policy, Preference, RouteRequest, may_serve
 from edge_router.proxied import ProxiedRequest, RetryBudget
 from edge_router.request import ValidRequest
 from edge_router.session import SessionTable
@@ -44,8 +45,10 @@ class SiteSelector:
         sessions: SessionTable,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        places: DataPlaces,
     ) -> None:
         self.backends = backends
+        self.places = places
         self.retries = RetryBudget(clock)
         self.hints: WakeHints | None = None  # while the application runs
         self._config = config
@@ -56,7 +59,25 @@ class SiteSelector:
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
         route = request.route(self._sessions.recall(request.conversation), self._clock())
-        return route, self._policy.rank(route, [backend.view() for backend in self.backends.values()])
+        return route, self._policy.rank(route, self._views(request))
+
+    def _views(self, request: ValidRequest) -> list[BackendView]:
+        """Return the sites that may see the request."""
+        views = [backend.view() for backend in self.backends.values()]
+        allowed = self._allowed(request)
+        return views if allowed is None else [view for view in views if view.name in allowed.names]
+
+    def _allowed(self, request: ValidRequest) -> AllowedSites | None:
+        if self.places.is_empty:
+            return None
+        return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
+
+    def own_name(self, model: str) -> str:
+        """Return the name of a model that may have been asked for by an alias; the one it was asked for by where no site tells."""
+        for backend in self.backends.values():
+            if (known := backend.view().model(model)) is not None:
+                return known.name
+        return model
 
     async def next_site(self, proxied: ProxiedRequest) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
@@ -73,7 +94,7 @@ class SiteSelector:
                     return route, preference
             if tries.take_back_declined():
                 continue
-            if (last := self._last_resort(route, tries.excluded)) is not None:
+            if (last := self._last_resort(proxied.request, route, tries.excluded)) is not None:
                 return route, last
             if is_new:
                 return None
@@ -81,10 +102,10 @@ class SiteSelector:
             tries.try_again()
         return None
 
-    def _last_resort(self, route: RouteRequest, excluded: set[str]) -> Preference | None:
+    def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
         """Return the best of those that no ranking names while better ones are thought to be left: they missed probes, or their last answers were
         failures. One that is known not to have the model could only say so."""
-        views = [backend.view() for backend in self.backends.values() if backend.name not in excluded]
+        views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
 
@@ -128,7 +149,13 @@ class SiteSelector:
             if response.body is None and proxied.is_at_first_try:
                 self._metrics.first_token(preference, elapsed_s)
 
-    def nothing_left(self, failures: Mapping[str, SiteFailed]) -> ApiError:
+    def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed]) -> ApiError:
+        if (allowed := self._allowed(request)) is not None:
+            told = [f"{site}: {failure.detail}" for site, failure in failures.items()]
+            known = [each for each in self.backends.values() if each.name in allowed.names]
+            return refusal(
+                allowed, "; ".join(told or [f"{each.name} is {each.state}: {each.detail}" for each in known])
+            )
         if failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in failures.items())
             sentence = f"no site could answer; tried {tried}"

@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from edge_router.app import RouterApp, access_of, build_app
+from edge_router.data_places import DataPlaces
+from edge_router.ledger.prices import PriceList
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS
 from edge_router.tls import Certificate
@@ -94,16 +96,19 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         app.tunnels.end()
 
 
-LIVE = ("accounts", "keys", "tenant_limits", "door.require_key", "door.max_open_per_client")
+LIVE = ("accounts", "keys", "prices", "models", "tenant_limits", "door.require_key", "door.max_open_per_client")
 
 
 def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
-    """Keys and limits; certificates are looked at all the time (tls.py)."""
+    """Keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         admission = app.proxy.admission
         admission.access.become(access_of(found))
         admission.limits.set(found.door, found.tenant_limits, found.accounts)
+        app.proxy.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
+        app.proxy.accounting.quotas.set(found.accounts)
+        app.proxy.selector.places.become(DataPlaces(found))
 
 
 @asynccontextmanager

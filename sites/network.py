@@ -3,6 +3,7 @@
 `load_network` is its only reader. Refuses to know what the values are used for, and sites' own files: a site that starts never imports it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -33,6 +34,7 @@ class SiteRef(Table, frozen=True, kw_only=True):
     name: Name
     url: str
     place: PlaceConfig
+    region: Annotated[Name | None, Meta(description="by which accounts and models say where data may go")] = None
 
     rules: ClassVar[Rules] = {"url": is_http}
 
@@ -148,6 +150,25 @@ class TenantLimitsConfig(Table, frozen=True, kw_only=True):
     max_open: Annotated[Count | None, Meta(description="requests at work at once")] = None
 
 
+class PlacesConfig(Table, frozen=True, kw_only=True):
+    """The sites where data may go: those that are named, and those of the regions that are named."""
+
+    sites: tuple[Name, ...] = ()
+    regions: tuple[Name, ...] = ()
+
+    def check(self, sites: Sequence[SiteRef], whose: str) -> None:
+        """Raise ValueError for a site or a region that is none of the network's."""
+        for named, known, what in (
+            (self.sites, {site.name for site in sites}, "site"),
+            (self.regions, {site.region for site in sites}, "region"),
+        ):
+            for name in named:
+                if name not in known:
+                    raise ValueError(f"data of {whose} may go to the {what} {name!r}, and no [[sites]] is that")
+        if not (self.sites or self.regions):
+            raise ValueError(f"data of {whose} may go nowhere: name sites or regions, or leave data out")
+
+
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """An account with limits of its own, for all its keys together."""
 
@@ -157,6 +178,18 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="names, with *, of the functions that its keys may deploy, where they are not another's"),
     ] = ("*",)
+    tokens_per_day: Annotated[
+        Count | None, Meta(description="of prompts and answers, by UTC; each router counts by its own ledger")
+    ] = None
+    cost_per_day: Annotated[Positive | None, Meta(description="likewise, in the ledger's currency")] = None
+    data: Annotated[PlacesConfig | None, Meta(description="where its data may go; unset: to every site")] = None
+
+
+class NetworkModelConfig(Table, frozen=True, kw_only=True):
+    """A rule for models, wherever they are served."""
+
+    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
+    data: Annotated[PlacesConfig | None, Meta(description="where requests for it may go; unset: to every site")] = None
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
@@ -212,6 +245,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     durable: DurableConfig = DurableConfig()
     ledger: LedgerConfig = LedgerConfig()
     prices: tuple[PriceConfig, ...] = ()
+    models: tuple[NetworkModelConfig, ...] = ()
     place: PlaceConfig
     sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
     health: HealthConfig = HealthConfig()
@@ -220,6 +254,16 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
         check_accounts([account.name for account in self.accounts], self.keys)
+        for account in self.accounts:
+            if account.data is not None:
+                account.data.check(self.sites, f"the account {account.name}")
+            if self.ledger.directory is None and (account.tokens_per_day or account.cost_per_day):
+                raise ValueError(
+                    f"the account {account.name} has a quota for a day: say where it is kept, in ledger.directory"
+                )
+        for model in self.models:
+            if model.data is not None:
+                model.data.check(self.sites, f"the model {model.model}")
         check_access(self.listen.host, self.door, len(self.keys))
 
 

@@ -1,34 +1,65 @@
 """What a request's account has to do with it beyond its admission: which models it may use and is told of, at what price, and what it has used."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import orjson
 
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.meters import Meter
 from edge_router.ledger.prices import PriceList
+from edge_router.ledger.quotas import DailyQuotas, Reserved
 from edge_router.request import Head, ValidRequest
 from wire.credentials import Account
+from wire.errors import ApiError
+from wire.usage import UsedTokens
+
+
+class Charge(NamedTuple):
+    """One request's place in the books, while it is under way."""
+
+    meter: Meter
+    reserved: Reserved | None
 
 
 class Accounting:
-    def __init__(self, prices: PriceList, ledger: Ledger | None) -> None:
+    def __init__(self, prices: PriceList, ledger: Ledger | None, quotas: DailyQuotas) -> None:
         """`ledger`: None where nothing is written down."""
         self.prices = prices
         self.ledger = ledger
+        self.quotas = quotas
+        if ledger is not None:
+            for row in ledger.used_since(quotas.day_began_s):
+                quotas.begin_with(row["account"], row["prompt_tokens"] + row["output_tokens"], row["cost"] or 0)
 
-    def begin(self, request: ValidRequest) -> Meter | None:
-        """Begin to count a model's work. Raises ApiError for a model that is not the account's, and while nothing can be written down."""
+    def begin(self, request: ValidRequest, own_name: Callable[[str], str]) -> Charge | None:
+        """Begin to count a model's work. `own_name` is of a model that may have an alias. Raises ApiError for a model that is not the account's,
+        where too little is left of a quota, and while nothing can be written down."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None
         if head.holder is not None:
             head.holder.account.check_model(request.model)
-        return None if self.ledger is None or request.model is None else self.ledger.begin(request)
+        if self.ledger is None or request.model is None:
+            return None
+        model, reserved = own_name(request.model), None
+        if head.holder is not None:
+            most = UsedTokens(prompt=request.conversation.tokens, output=request.most_tokens)
+            cost = self.prices.cost(model, self.quotas.now_s, most) or 0
+            reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)
+        try:
+            return Charge(self.ledger.begin(request, model), reserved)
+        except ApiError:
+            self.quotas.settle(reserved, 0, 0)
+            raise
 
-    def end(self, meter: Meter | None, *, is_complete: bool, took_s: float) -> None:
-        if meter is not None and self.ledger is not None:
-            self.ledger.end(meter, "complete" if is_complete else "cut", took_s)
+    def end(self, charge: Charge | None, *, is_complete: bool, took_s: float) -> None:
+        if charge is None or self.ledger is None:
+            return
+        used = charge.meter.tokens
+        cost = self.prices.cost(charge.meter.request.model, charge.meter.request.started_s, used)
+        self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
+        self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:
         """Return a site's list of models as this client is to see it: what its account may use, with prices. None: as it is."""

@@ -66,15 +66,21 @@ class Ledger:
     def num_unwritten(self) -> int:
         return len(self._ended)
 
-    def begin(self, request: ValidRequest) -> Meter:
+    def used_since(self, from_s: float) -> list[dict[str, Any]]:
+        """Return each account's sums since a time, as they are at a router's start; none where the store cannot be read."""
+        try:
+            return self._store.usage(UsageQuery(from_s, by=("account",)))
+        except (sqlite3.Error, OSError) as error:
+            log.error("what was used today is not known: %s", error)
+            return []
+
+    def begin(self, request: ValidRequest, model: str) -> Meter:
         """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        entry = MeteredRequest(
-            os.urandom(16).hex(), request.request_id, account, key, request.model or "", self._clock()
-        )
+        entry = MeteredRequest(os.urandom(16).hex(), request.request_id, account, key, model, self._clock())
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()

@@ -22,6 +22,10 @@ class PriceList:
         # Stable: of prices from the same moment on, the first in the file counts.
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
 
+    def become(self, other: "PriceList") -> None:
+        """Have the same prices as the other from now on."""
+        self.currency, self._newest_first = other.currency, other._newest_first
+
     def __bool__(self) -> bool:
         return bool(self._newest_first)
 

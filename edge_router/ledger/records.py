@@ -17,7 +17,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     request_id: str
     account: str  # empty: of a key that is not known, or of none
     key: str
-    model: str  # as the request names it
+    model: str  # its own name, where a site that has it tells; else as the request has it
     started_s: float  # since the epoch
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
     CACHED_TOKENS,
     PROMPT_TOKENS,
@@ -206,3 +207,44 @@ async def test_lists_of_models_tell_prices_and_what_the_account_may_use(
 async def test_without_a_ledger_usage_says_where_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, running.http.get(running.url + "/usage") as response:
         assert (response.status, "[ledger]" in await response.text()) == (404, True)
+
+
+async def test_a_daily_quota_holds_under_parallel_requests_and_over_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = [{"name": "acme", "tokens_per_day": 100}]
+    for is_again in (False, True):
+        async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch, accounts=accounts) as running:
+            fakes[0].behave = continued_stream(8)
+
+            async def ask(running: Router = running) -> int:
+                async with running.chat(headers=ACME, max_tokens=8) as response:
+                    await response.read()
+                    if response.status == 429:
+                        assert int(response.headers["retry-after"]) > 0
+                        assert "acme may have 100 tokens a day" in await response.text()
+                    return response.status
+
+            statuses = await asyncio.gather(*(ask() for _ in range(30)))
+            (row,) = await usage(running, account="acme")
+            used = row["prompt_tokens"] + row["output_tokens"]
+            assert used <= 100
+            assert (200 in statuses, 429 in statuses) == (not is_again or used == 100, True)
+            while await ask() == 200:
+                pass
+            (row,) = await usage(running, account="acme")
+            assert 100 - 2 * (PROMPT_TOKENS + 8) < row["prompt_tokens"] + row["output_tokens"] <= 100
+            async with running.chat(headers=BOB) as response:
+                assert response.status == 200
+
+
+async def test_an_alias_costs_what_its_model_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        for fake in fakes:
+            fake.status_fields = {"models": (model_status(aliases=("@x/ember",)),)}
+            fake.behave = continued_stream(8)
+        async with asyncio.timeout(10):
+            await running.until(lambda: running.proxy.selector.own_name("@x/ember") == "ember")
+        async with running.chat(headers=ACME, model="@x/ember") as response:
+            await response.read()
+        assert await usage(running) == [used(8, reasoning_tokens=1)]

@@ -36,7 +36,7 @@ def asked(account: str = "acme", model: str = "m") -> Any:
 
 
 def used(kept: Ledger, *, account: str = "acme", tokens: UsedTokens = TOKENS) -> None:
-    meter = kept.begin(asked(account))
+    meter = kept.begin(asked(account), "m")
     meter.answered_by("ams1")
     meter.count(tokens)
     kept.end(meter, "complete", 0.5)
@@ -79,9 +79,9 @@ async def test_what_has_ended_is_written_once_and_its_meter_is_free(tmp_path: Pa
 async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_next(tmp_path: Path) -> None:
     kept = ledger(tmp_path)
     used(kept)
-    cut = kept.begin(asked())
+    cut = kept.begin(asked(), "m")
     cut.count(UsedTokens(10, 0, 3, 0))
-    kept.begin(asked())  # nothing came of it yet
+    kept.begin(asked(), "m")  # nothing came of it yet
     kept._store.add([record for _, record in kept._ended])  # written, and then it dies before the meter is free
     kept._store.close()
     kept._meters.close()
@@ -112,12 +112,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path: Path, full_disk: Any) -> None:
     full_disk.is_full = False
     kept = ledger(tmp_path)
-    under_way = kept.begin(asked())
+    under_way = kept.begin(asked(), "m")
     used(kept)
     full_disk.is_full = True
     await kept.flush()
     with pytest.raises(ApiError, match="cannot be written down") as refused:
-        kept.begin(asked())
+        kept.begin(asked(), "m")
     assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
     under_way.count(TOKENS)
     kept.end(under_way, "complete", 0.5)
@@ -139,7 +139,7 @@ async def test_where_it_is_to_serve_it_does_until_there_are_no_meters_and_restar
     await kept.flush()
     assert kept.fault is not None
     with pytest.raises(ApiError, match="cannot be written down"):
-        kept.begin(asked())
+        kept.begin(asked(), "m")
     await kept.close()
     again = ledger(tmp_path, when_failing="serve", max_unwritten=16)
     assert again.num_unwritten == 16
@@ -218,7 +218,7 @@ def test_sums_by_any_group_are_those_of_the_records(tmp_path: Path) -> None:
 async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: Path) -> None:
     now = time.time()
     kept = Ledger(LedgerConfig(), tmp_path, PRICES, lambda: now)
-    meter = kept.begin(asked())
+    meter = kept.begin(asked(), "m")
     meter.count(TOKENS)
     now -= 86_400
     kept.end(meter, "complete", 2.0)

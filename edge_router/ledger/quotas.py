@@ -1,0 +1,96 @@
+"""What accounts may use in a day, by UTC: tokens, or money at the prices of the configuration.
+
+A request reserves what it may come to (its prompt, as the router estimates it, and the tokens that it asks for at most) and settles for what it
+came to. So a day is exceeded by no more than the answers at work that named no maximum, and what estimates lack. Each router counts by its own
+ledger, from which it begins: of several routers each gives the whole quota. Refuses to know requests.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from edge_router.ledger.prices import BILLIONTHS
+from sites.network import CustomerConfig
+from wire.errors import ApiError
+
+DAY_S = 86_400
+
+
+class Reserved(NamedTuple):
+    account: str
+    day: int
+    tokens: int
+    cost: int
+
+
+class DayUse:
+    """One account's day: what has ended, and what is reserved."""
+
+    __slots__ = ("cost", "tokens")
+
+    def __init__(self, tokens: int = 0, cost: int = 0) -> None:
+        self.tokens, self.cost = tokens, cost
+
+
+class DailyQuotas:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: seconds since the epoch."""
+        self._clock = clock
+        self._limits: dict[str, CustomerConfig] = {}
+        self._day = self._today()
+        self._used: dict[str, DayUse] = {}
+
+    def set(self, accounts: Iterable[CustomerConfig]) -> None:
+        """Hold these to their quotas from now on."""
+        self._limits = {
+            account.name: account
+            for account in accounts
+            if account.tokens_per_day is not None or account.cost_per_day is not None
+        }
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
+    def day_began_s(self) -> float:
+        return float(self._day * DAY_S)
+
+    def begin_with(self, account: str, tokens: int, cost: int) -> None:
+        """Count what an account has used today before this router started."""
+        self._used[account] = DayUse(tokens, cost)
+
+    def reserve(self, account: str, tokens: int, cost: int) -> Reserved | None:
+        """Return what a request may come to; None: nobody limits it. Raises ApiError where less is left."""
+        limits = self._limits.get(account)
+        if limits is None:
+            return None
+        if (today := self._today()) != self._day:
+            self._day, self._used = today, {}
+        use = self._used.setdefault(account, DayUse())
+        if limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
+            raise self._refusal(account, f"{limits.tokens_per_day:,} tokens", f"{use.tokens:,}", f"{tokens:,}")
+        if limits.cost_per_day is not None and use.cost + cost > limits.cost_per_day * BILLIONTHS:
+            used, more = use.cost / BILLIONTHS, cost / BILLIONTHS
+            raise self._refusal(account, f"{limits.cost_per_day:g} of money", f"{used:.6g}", f"{more:.6g}")
+        use.tokens += tokens
+        use.cost += cost
+        return Reserved(account, self._day, tokens, cost)
+
+    def settle(self, reserved: Reserved | None, tokens: int, cost: int) -> None:
+        """Put what a request came to in the place of what it had reserved; of another day than today's nobody asks any more."""
+        if reserved is None or reserved.day != self._day or reserved.account not in self._used:
+            return
+        use = self._used[reserved.account]
+        use.tokens += tokens - reserved.tokens
+        use.cost += cost - reserved.cost
+
+    def _today(self) -> int:
+        return int(self._clock() // DAY_S)
+
+    def _refusal(self, account: str, limit: str, used: str, more: str) -> ApiError:
+        left_s = (self._day + 1) * DAY_S - self._clock()
+        sentence = (
+            f"the account {account} may have {limit} a day (UTC): {used} are used or at work, and this request may take {more}; "
+            f"ask for fewer (max_tokens), or again in {left_s:.0f} s"
+        )
+        return ApiError("quota_exceeded", sentence, retry_after_s=left_s)

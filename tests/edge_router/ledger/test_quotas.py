@@ -1,0 +1,57 @@
+"""Daily quotas: reserved, settled, and begun anew at midnight."""
+
+import pytest
+
+from edge_router.ledger.prices import BILLIONTHS
+from edge_router.ledger.quotas import DAY_S, DailyQuotas
+from sites.network import CustomerConfig
+from tests.edge_router.builders import Clock
+from wire.errors import ApiError
+
+
+def quotas(clock: Clock, **limits: float) -> DailyQuotas:
+    made = DailyQuotas(clock)
+    made.set([CustomerConfig(name="acme", **limits)])
+    return made
+
+
+def test_what_is_reserved_counts_until_it_is_settled() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    first, second = kept.reserve("acme", 60, 0), kept.reserve("acme", 40, 0)
+    with pytest.raises(ApiError, match=r"acme may have 100 tokens a day \(UTC\): 100 are used or at work") as refused:
+        kept.reserve("acme", 1, 0)
+    assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", DAY_S - clock.now)
+    kept.settle(first, 10, 0)
+    kept.settle(second, 45, 0)
+    third = kept.reserve("acme", 45, 0)
+    with pytest.raises(ApiError):
+        kept.reserve("acme", 1, 0)
+    kept.settle(third, 0, 0)
+    assert kept.reserve("bob", 10**9, 10**18) is None
+
+
+def test_money_is_a_quota_too() -> None:
+    kept = quotas(Clock(), cost_per_day=2.0)
+    assert kept.reserve("acme", 10**9, 2 * BILLIONTHS)
+    with pytest.raises(ApiError, match="2 of money a day"):
+        kept.reserve("acme", 0, 1)
+
+
+def test_a_day_begins_anew_and_what_ends_in_it_but_began_before_is_not_its_own() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    before = kept.reserve("acme", 100, 0)
+    clock.advance(DAY_S)
+    assert kept.reserve("acme", 100, 0)
+    kept.settle(before, 1000, 0)
+    with pytest.raises(ApiError, match="100 are used"):
+        kept.reserve("acme", 1, 0)
+
+
+def test_a_router_begins_with_what_its_ledger_has_of_the_day() -> None:
+    kept = quotas(Clock(), tokens_per_day=100)
+    kept.begin_with("acme", 90, 0)
+    with pytest.raises(ApiError, match="90 are used"):
+        kept.reserve("acme", 11, 0)
+    assert kept.reserve("acme", 10, 0)
