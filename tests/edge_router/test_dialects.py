@@ -120,3 +120,51 @@ def test_a_responses_items_are_known_however_they_are_written() -> None:
     )
     assert before == after[: len(before)]
     assert len(after) == len(before) + 2
+
+
+async def test_a_durable_stream_of_named_events_is_read_again_with_their_names() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(WHOLE)
+        asked = {**ASKED, "stream_options": {"durable": True}}
+        async with running.http.post(running.url + PATH, json=asked) as response:
+            first, name = await response.read(), response.headers["x-pilotlight-stream"]
+        async with running.http.get(f"{running.url}/streams/{name}", headers={"last-event-id": "1"}) as response:
+            rest = await response.read()
+        assert [(event.event_id, event.name) for event in EventDecoder().feed(first)] == [
+            (b"%d" % (i + 1), name.encode()) for i, name in enumerate(NAMES)
+        ]
+        assert first.endswith(rest)
+        assert b"stream_options" not in fakes[0].bodies[0]
+
+
+async def test_a_background_response_that_is_cancelled_leaves_its_site() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(
+            named("response.created", response={"status": "in_progress", "output": []}), end="hang"
+        )
+        asked = {"model": "ember", "input": "Hi", "background": True}
+        async with running.http.post(running.url + "/v1/responses", json=asked) as response:
+            begun = await response.json()
+        assert (begun["status"], begun["background"]) == ("in_progress", True)
+        async with running.http.post(f"{running.url}/v1/responses/{begun['id']}/cancel") as response:
+            assert (await response.json())["status"] == "cancelled"
+        await running.until(lambda: fakes[0].active == 0)
+
+
+async def test_a_conversation_that_grew_too_large_is_refused_before_its_site() -> None:
+    async with sites("ams1") as fakes, router(fakes, max_body_mib=0.01) as running:
+        made = {
+            "id": "resp_1",
+            "status": "completed",
+            "output": [{"id": "msg_1", "type": "message", "content": "x" * 6000}],
+        }
+        fakes[0].behave = answer(200, made)
+        asked = {"model": "ember", "input": "y" * 3000}
+        async with running.http.post(running.url + "/v1/responses", json=asked) as response:
+            assert (await response.json())["store"] is True
+        again = {**asked, "previous_response_id": "resp_1"}
+        async with running.http.post(running.url + "/v1/responses", json=again) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (413, "body_too_large")
+        async with running.http.post(running.url + "/v1/responses", json={**asked, "input": "z" * 20_000}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (413, "body_too_large")
+        assert len(fakes[0].bodies) == 1

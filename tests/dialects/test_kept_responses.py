@@ -1,0 +1,92 @@
+"""Kept responses are bounded in bytes and in time, the longest untouched make room, and one that is being made is never dropped."""
+
+from typing import Any
+
+import pytest
+
+from dialects.kept_responses import KeptResponse, ResponseStore
+from wire.errors import ApiError
+
+
+class Hours:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def kept(number: int, *, size: int = 1000, status: str = "completed", tenant: str = "t") -> KeptResponse:
+    fields: dict[str, Any] = {
+        "id": f"resp_{number}",
+        "status": status,
+        "output": [{"id": f"msg_{number}", "type": "message"}],
+    }
+    return KeptResponse(tenant, fields, (b"x" * size,), 0)
+
+
+def there(store: ResponseStore, number: int) -> bool:
+    try:
+        return store.find(f"resp_{number}", "t").id == f"resp_{number}"
+    except ApiError:
+        return False
+
+
+def test_the_longest_untouched_make_room() -> None:
+    size = kept(0).num_bytes
+    store = ResponseStore(max_bytes=3 * size)
+    for number in range(3):
+        store.keep(kept(number))
+    assert there(store, 0)  # touched: so the second is the oldest now
+    store.keep(kept(3))
+    assert [there(store, number) for number in range(4)] == [True, False, True, True]
+    assert store.item("msg_1", "t") is None
+    assert store.item("msg_0", "t") is not None
+    assert store.item("msg_0", "another") is None
+    store.keep(kept(9, size=100 * size))
+    assert [there(store, number) for number in (0, 2, 3, 9)] == [False] * 4, "what is larger than all of it is not kept"
+
+
+def test_what_is_being_made_stays_and_what_is_too_old_goes() -> None:
+    clock = Hours()
+    store = ResponseStore(max_bytes=1, keep_s=10.0, clock=clock)
+    store.keep(kept(0, status="in_progress"))
+    assert there(store, 0)
+    store = ResponseStore(keep_s=10.0, clock=clock)
+    store.keep(kept(0))
+    clock.now_s = 9.0
+    assert there(store, 0)
+    clock.now_s = 18.0
+    assert there(store, 0), "it was touched"
+    clock.now_s = 40.0
+    assert not there(store, 0)
+    assert len(store) == 0
+
+
+def test_keeping_one_again_counts_it_once() -> None:
+    store = ResponseStore(max_bytes=kept(0).num_bytes * 2)
+    for _ in range(5):
+        store.keep(kept(0))
+    store.keep(kept(1))
+    assert there(store, 0)
+    assert there(store, 1)
+
+
+async def test_a_reader_is_told_of_each_event_and_of_the_end() -> None:
+    response = kept(0, status="in_progress")
+    response.add_event(b"a")
+    assert await response.after(0) == ([b"a"], False)
+    response.end_as("failed", ApiError("engine_error", "it broke"))
+    assert await response.after(0) == ([b"a"], True)
+    assert await response.after(1) == ([], True)
+    assert response.fields["error"] == {"code": "engine_error", "message": "it broke"}
+    response.end_as("cancelled")
+    assert response.fields["status"] == "failed", "it has ended once"
+
+
+@pytest.mark.parametrize("tenant", ["another", ""])
+def test_somebody_elses_is_none(tenant: str) -> None:
+    store = ResponseStore()
+    store.keep(kept(0))
+    with pytest.raises(ApiError, match="never yours"):
+        store.find("resp_0", tenant)
