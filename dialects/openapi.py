@@ -24,7 +24,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 class ApiOperation(NamedTuple):
-    """One method of one path. `body` and `answer` are a type, several, or a schema where the dialect has no struct of it."""
+    """One method of one path. `body` and `answer` are types, or schemas where the dialect has no struct, one or several."""
 
     method: str
     path: str
@@ -46,6 +46,7 @@ _LISTED = _object(object={"const": "list"}, data={"type": "array"}, has_more={"t
 _DELETED = _object(id=_TEXT, object={"const": "response"}, deleted={"const": True})
 _COUNT = _object(input_tokens={"type": "integer"})
 _SCHEMAS = _object(success={"const": True}, result=_object(input={"type": "object"}, output={"type": "object"}))
+_ENVELOPED = _object(success={"const": True}, result=RESPONSE_SCHEMA)
 _SEARCH = (("search", _TEXT), ("task", _TEXT), ("page", _NUMBER), ("per_page", _NUMBER))
 
 _OPENAI, _RESPONSES, _ANTHROPIC, _NATIVE = (
@@ -68,7 +69,7 @@ OPERATIONS = (
     ApiOperation("post", "/v1/messages", "Anthropic's Messages", _ANTHROPIC, MESSAGE_SCHEMA, MessagesBody, True),
     ApiOperation("post", "/v1/messages/count_tokens", "The number of a prompt's tokens", _ANTHROPIC, _COUNT, MessagesBody),
     ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model", _NATIVE,
-              (Envelope[TextResult], Envelope[EmbeddingResult]), (RunBody, RunEmbeddingBody), True),
+              (Envelope[TextResult], Envelope[EmbeddingResult], _ENVELOPED), (RunBody, RunEmbeddingBody, ResponsesBody), True),
     ApiOperation("get", f"{ACCOUNT}/models/search", "Cards of models", _NATIVE, Envelope[tuple[ModelCard, ...]], query=_SEARCH),
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),
@@ -88,7 +89,13 @@ _ERRORS: dict[Dialect, Schema] = {
 @cache
 def document(version: str) -> bytes:
     """Return the document as JSON."""
-    kinds = [kind for each in OPERATIONS for told in (each.body, each.answer) for kind in _types(told)]
+    kinds = [
+        kind
+        for each in OPERATIONS
+        for told in (each.body, each.answer)
+        for kind in _parts(told)
+        if not isinstance(kind, dict)
+    ]
     schemas, named = components(kinds, _REFERENCE)
     known = {id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, Any] = {}
@@ -103,14 +110,14 @@ def document(version: str) -> bytes:
     })  # fmt: skip
 
 
-def _types(told: Any) -> tuple[Any, ...]:
-    return () if told is None or isinstance(told, dict) else told if isinstance(told, tuple) else (told,)
+def _parts(told: Any) -> tuple[Any, ...]:
+    return () if told is None else told if isinstance(told, tuple) else (told,)
 
 
 def _operation(each: ApiOperation, known: dict[int, Schema]) -> dict[str, Any]:
     def schema(told: Any) -> Schema:
-        found = [known[id(kind)] for kind in _types(told)]
-        return told if isinstance(told, dict) else found[0] if len(found) == 1 else {"anyOf": found}
+        found = [part if isinstance(part, dict) else known[id(part)] for part in _parts(told)]
+        return found[0] if len(found) == 1 else {"anyOf": found}
 
     content: dict[str, Any] = {"application/json": {"schema": schema(each.answer)}}
     if each.streams:

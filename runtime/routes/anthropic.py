@@ -1,8 +1,10 @@
 """Anthropic's paths: /v1/messages and /v1/messages/count_tokens, under the prefixes that OpenAI's have."""
 
+import asyncio
 from functools import partial
 
 import orjson
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -43,8 +45,9 @@ class _TokenCount:
         parse = partial(parse_count, strict=self._limits.strict_fields)
         counted = await parsed(parse, raw, generator.models.registry.resolve)
         check_model(request.scope, counted.requested_model)
-        with as_api_errors(generator.request_timeout_s):
-            async with generator.models.use(counted.model) as model:
+        counted = replace(counted, num_bytes=len(raw))
+        with as_api_errors(generator.request_timeout_s), generator.admission.permit():
+            async with asyncio.timeout(generator.request_timeout_s), generator.models.use(counted.model) as model:
                 refuse_embedder(model, counted)
                 tokens = await encode(model, counted, counted.prompt)
         return json_response(orjson.dumps({"input_tokens": len(tokens)}))

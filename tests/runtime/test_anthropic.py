@@ -213,3 +213,9 @@ async def test_an_error_in_mid_stream_is_the_dialects_event(site: Site) -> None:
     site.engine.script = [*says("Hel")[:2], RuntimeError("boom")]
     events = await streamed(site, HELLO)
     assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
+
+
+async def test_counting_is_admitted_as_any_work_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.admission, "max_inflight", 0)
+    refused = await call(site.app, f"{PATH}/count_tokens", HELLO)
+    assert (refused.status, refused.json["error"]["type"]) == (529, "overloaded_error")
