@@ -26,7 +26,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     ),
     "skip_special_tokens": UnsupportedParameter((True,), "special tokens are never part of an answer's text"),
     "web_search_options": UnsupportedParameter((), "web search is not supported"),
-    "lora": UnsupportedParameter(("",), "adapters are not supported yet"),
+    "lora": UnsupportedParameter(("",), "ask for an adapter as part of the model's name: BASE:ADAPTER"),
     "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
     "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
     # of Responses; what keeps them takes these out

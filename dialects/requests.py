@@ -79,6 +79,13 @@ class ValidGeneration(Struct, frozen=True):
         tuple[int, int], ...
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
+    lora: str | None = None  # the adapter, where the request names it beside the model
+
+    @property
+    def asked_model(self) -> str:
+        """The model as the client asks for it, its adapter included."""
+        return f"{self.requested_model}:{self.lora}" if self.lora else self.requested_model
+
     @property
     def prompt_field(self) -> str:
         """The request's name for its prompt."""

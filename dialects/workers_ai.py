@@ -32,6 +32,7 @@ class RunBody(SamplingBody, frozen=True, kw_only=True):
     raw: bool | None = None
     tools: list[RunToolBody] | None = None
     tool_choice: ToolChoice | None = None
+    lora: Annotated[str, Meta(max_length=200)] | None = None
 
 
 class RunEmbeddingBody(Body, frozen=True, kw_only=True):
@@ -63,7 +64,16 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         prompt = conversation_of([said], tools, tool_choice=body.tool_choice)
     sampling = sampling_of(body, body.max_tokens, num_logprobs=None)
     constraint = constraint_in(body)
-    return ValidRun(known, model, prompt, sampling, bool(body.stream), constraint=constraint, ignored=ignored)
+    return ValidRun(
+        known,
+        model,
+        prompt,
+        sampling,
+        bool(body.stream),
+        constraint=constraint,
+        ignored=ignored,
+        lora=body.lora or None,
+    )
 
 
 def parse_run_embedding(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidEmbedding:

@@ -35,7 +35,7 @@ class AdapterError(Exception):
 
 
 class AdaptedProjection(NamedTuple):
-    """What an adapter adds to one projection [rows, columns]: scale * B [rows, rank] A [rank, columns]."""
+    """The part of an adapter that changes one projection [rows, columns]: it adds scale * B [rows, rank] A [rank, columns]."""
 
     a: str  # the tensors' names
     b: str

@@ -9,7 +9,7 @@ from engine.protocol import PRIORITIES, ErrorCode, HostConfig, ModelInfo, Sampli
 
 
 def host_problem(config: HostConfig) -> str | None:
-    for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_waiting"):
+    for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_waiting", "adapter_slots"):
         value = getattr(config, name)
         if value < 1:
             return f"{name} is {value}; it must be at least 1"

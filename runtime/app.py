@@ -16,6 +16,7 @@ from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from runtime.activity import SiteActivity
+from runtime.adapters import refuse_unusable
 from runtime.engines.launch import launchers_of
 from runtime.engines.memory_budget import model_bytes
 from runtime.engines.running_host import Launcher
@@ -46,6 +47,7 @@ def build_app(
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
+    refuse_unusable(config.models)
     own = launchers or launchers_of(config.engine, config.name, partial(model_bytes, config))
     return SiteApp(Site(config, own), secret)
 

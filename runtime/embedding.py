@@ -66,6 +66,8 @@ class Embedder:
 
     def _check(self, request: ValidEmbedding, model: AwakeModel) -> Pooling:
         """Return how the model's embeddings are pooled. Raises ApiError for a model that makes none, or smaller ones than are wanted."""
+        if self.models.adapters.named_in(request.requested_model, request.model) is not None:
+            raise ApiError("invalid_request", f"adapters make no embeddings; ask for {request.model!r}", param="model")
         if model.info.pooling is None:
             known = ", ".join(map(repr, self.models.registry.embedding_models())) or "none"
             message = f"{request.requested_model!r} generates text and makes no embeddings; embedding models of this site: {known}"

@@ -16,8 +16,9 @@ from dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneratio
 from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
 from engine.client import EngineError
 from engine.formats import Part
-from engine.protocol import Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import AdapterSource, Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
+from runtime.adapters import AdapterRegistry
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.answer_form import AnswerForm
 from runtime.engines.continuation import Continuations
@@ -48,8 +49,10 @@ class Generator:
         metrics: RequestMetrics,
         traffic: Traffic,
         request_timeout_s: float,
+        adapters: AdapterRegistry,
     ) -> None:
         self.models = models
+        self.adapters = adapters
         self.engine = engine
         self.admission = admission
         self.metrics = metrics
@@ -65,6 +68,7 @@ class Generator:
         ):
             if isinstance(request.prompt, Conversation):
                 import_ahead()
+            adapter = await self.adapters.of(request)
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt) for prompt in request.prompts]
@@ -77,7 +81,7 @@ class Generator:
                     request.num_choices,
                 )
                 answer = AnswerForm(model, request, prompts[0])
-                submits = as_submits(request, prompts, params, tenant, answer.constraint())
+                submits = as_submits(request, prompts, params, tenant, answer.constraint(), adapter)
                 processors = [answer.processor() for _ in submits]
                 if request.delivery.choices:
                     submits, processors = await resumed(request, submits, answer.processor)
@@ -284,13 +288,16 @@ def as_submits(
     params: list[SamplingParams],
     tenant: Tenant,
     constraint: Constraint | None,
+    adapter: AdapterSource | None,
 ) -> dict[int, Submit]:
     """One sequence per choice. A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for
     that to compute the prompt."""
     submits: dict[int, Submit] = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()
-        first = Submit(sequence_id, request.model, prompt, sampling, tenant.salt, constraint=constraint)
+        first = Submit(
+            sequence_id, request.model, prompt, sampling, tenant.salt, constraint=constraint, adapter=adapter
+        )
         submits[len(submits)] = first
         for i in range(1, request.n):
             submits[len(submits)] = replace(

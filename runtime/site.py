@@ -50,7 +50,13 @@ class Site:
         observers = self.metrics.engines.cut, self.metrics.engines.placed
         engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
         self.generator = Generator(
-            self.models, engine, self.admission, self.metrics.requests, traffic, config.limits.request_timeout_s
+            self.models,
+            engine,
+            self.admission,
+            self.metrics.requests,
+            traffic,
+            config.limits.request_timeout_s,
+            self.models.adapters,
         )
         self.fleet.on_step(self.metrics.engines.step)
         self.metrics.watch(self.fleet.loads, self._gauges(), self.models.registry.statuses)

@@ -123,6 +123,12 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         Meta(description="by which a step's prompt tokens may hold up the streams beside them, as measured"),
     ] = 200.0
     max_num_seqs: Annotated[Count, Meta(description="sequences running at once")] = 64
+    adapter_slots: Annotated[
+        Count, Meta(description="of each model, on the device: different adapters that are computed at once")
+    ] = 16
+    adapters_host_gib: Annotated[
+        NonNegative, Meta(description="of each model's adapters, kept in host memory for their next use")
+    ] = 1.0
     max_waiting: Annotated[Count, Meta(description="sequences waiting, beyond which requests are refused")] = 1024
     start_timeout_s: Annotated[Positive, Meta(description="a host that has not answered by then is restarted")] = 60.0
     step_deadline_s: Annotated[Positive, Meta(description="a host with work and no step for so long is restarted")] = (
@@ -195,6 +201,18 @@ ToolFormatName = Literal[
 ]  # fmt: skip
 
 
+class AdapterConfig(Table, frozen=True, kw_only=True):
+    """A low-rank adapter of a model."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z", description="requests ask for it as MODEL:NAME"),
+    ]
+    path: Annotated[
+        str, Meta(description="directory as PEFT writes it: adapter_config.json, adapter_model.safetensors")
+    ]
+
+
 class ModelConfig(Table, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=200, description="what requests call it")]
     source: Annotated[
@@ -232,6 +250,11 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     ] = None
     default_max_tokens: Annotated[
         Count | None, Meta(description="where a request names none; unset: what the context leaves")
+    ] = None
+    adapters: Annotated[tuple[AdapterConfig, ...], Meta(description="low-rank adapters of the model")] = ()
+    adapters_dir: Annotated[
+        str | None,
+        Meta(description="directory of adapters: each folder in it is one, by its name, as soon as it is there"),
     ] = None
     tool_format: Annotated[
         ToolFormatName | None, Meta(description="how the model writes tool calls; unset: as its chat template tells")
@@ -402,6 +425,8 @@ class SiteConfig(Table, frozen=True, kw_only=True):
                 )
             if model.residency == "device" and model.sleep_after_s is not None:
                 raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
+        for model in self.models:
+            refuse_twice([adapter.name for adapter in model.adapters], f"adapter of {model.name}")
         names = [name for model in self.models for name in (model.name, *model.aliases)]
         refuse_twice(names, "model name")
         check_accounts([account.name for account in self.accounts], self.keys)

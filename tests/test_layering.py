@@ -32,6 +32,7 @@ ENGINE_CLIENT_HALF = {
     "gpu_state",
     "planning",
     "errors",
+    "peft",
 }
 
 

@@ -197,6 +197,8 @@ class ListedModel(msgspec.Struct, frozen=True):
         UNSET  # as well; completion: texts alone, for want of a chat template
     )
     embedding_size: int | UnsetType = UNSET  # of embedding models
+    root: str | UnsetType = UNSET  # of an adapter, its own name
+    parent: str | UnsetType = UNSET  # and the model that it changes
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"
 

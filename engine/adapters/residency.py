@@ -206,7 +206,7 @@ class AwaitedAdapter:
 
     @property
     def deadline(self) -> float:
-        """That of its reading: a slot becomes free when a sequence ends."""
+        """The scheduler's time by which it is to have been read; then there is none: a slot becomes free when a sequence ends."""
         return math.inf if self.is_read else self._read_by
 
     @property

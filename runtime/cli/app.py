@@ -138,6 +138,10 @@ def serve(
     tp: Annotated[
         int, typer.Option(min=1, help="Devices that share every matrix of the model; on a CPU, processes.")
     ] = 1,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIRECTORY", help="A low-rank adapter, asked for as MODEL:NAME; may be repeated."),
+    ] = None,
     lossless: Annotated[
         str,
         typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
@@ -176,6 +180,7 @@ def serve(
         tp,
         lossless,
         pp,
+        tuple(adapter or ()),
     )
     raise typer.Exit(run(served, clients))
 

@@ -57,6 +57,7 @@ class Served(NamedTuple):
     tp: int = 1
     lossless: str = "auto"
     pp: int = 1
+    adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -105,7 +106,14 @@ class Served(NamedTuple):
             **msgspec.to_builtins(known),
             "engine": {**self.engine, **cache, **threads},
             "models": [
-                {"name": name, "source": self.source, "dtype": self.dtype, "lossless": self.lossless, **options}
+                {
+                    "name": name,
+                    "source": self.source,
+                    "dtype": self.dtype,
+                    "lossless": self.lossless,
+                    "adapters": [_adapter(given) for given in self.adapters],
+                    **options,
+                }
             ],
         }
         return parse(SiteConfig, values, "pilotlight serve")
@@ -119,6 +127,13 @@ class Served(NamedTuple):
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
         on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
+
+
+def _adapter(given: str) -> dict[str, str]:
+    name, _, path = given.partition("=")
+    if not name or not path:
+        raise CliError(f"--adapter {given} is not NAME=DIRECTORY.")
+    return {"name": name, "path": path}
 
 
 class Clients(NamedTuple):
@@ -203,11 +218,13 @@ class Start:
 
     def _introduction(self) -> Iterator[str]:
         """Yield what there is, and a line to paste."""
-        (model,) = self._api.get_json("/v1/models")["data"]
+        model, *adapted = self._api.get_json("/v1/models")["data"]
         room = "" if model["type"] == "embedding" else f", KV cache of {model['kv_cache_tokens']:,} tokens"
         context = f"context of {model['context_length']:,} tokens"
         yield f"{model['id']}: {model['dtype']}, {context}{room}, on {self._device}."
         url = f"{self._url}/v1/{_PATHS[model['type']]}"
+        if adapted:
+            yield f"Adapters: {', '.join(entry['id'] for entry in adapted)}."
         yield f"Ready: {url}"
         yield f"Open {self._url}/ in a browser to see it and to talk to it."
         key = "" if self._is_open else " -H 'authorization: Bearer KEY'"

@@ -187,6 +187,8 @@ def host_config(
         max_decode_delay_ms=config.max_decode_delay_ms,
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
+        adapter_slots=config.adapter_slots,
+        adapter_host_bytes=round(config.adapters_host_gib * GIB),
         kv_host_bytes=round(config.kv_host_gib * GIB) if tier_place is not None else 0,
         kv_host_dir=None if tier_place is None else str(tier_place),
         kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from engine.client import EngineError
 from engine.protocol import ModelInfo, Submit
+from runtime.adapters import AdapterRegistry
 from runtime.engines.autoscaler import Autoscaler
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition, DeviceHost
@@ -55,7 +56,8 @@ class Models:
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
-        self.registry = ModelRegistry(self._states, memory)
+        self.adapters = AdapterRegistry(site.models)
+        self.registry = ModelRegistry(self._states, memory, self.adapters)
         self.dispatch = Dispatch(states, len(fleet.hosts))
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(states, budgets, self._waker, self._changed, site.engine, on_scaling)

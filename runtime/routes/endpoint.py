@@ -85,7 +85,7 @@ class Endpoint(Generic[RequestT]):
         request = await parsed(self._parse, raw, self._registry.resolve, *model)
         request = context.applied_to(request, len(raw))
         context.check_queue(self._registry.load(request.model))
-        check_model(scope, request.requested_model)
+        check_model(scope, request.asked_model)
         tenant = tenant_in(scope)
         if request.stream:
             work = self._stream(request, tenant, send, is_continuable=context.name is not None)

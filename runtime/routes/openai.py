@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,6 +17,7 @@ from dialects.anthropic import VERSION_HEADER, model_card, model_page
 from dialects.embeddings import parse_embedding
 from dialects.openai_chat import parse_chat
 from dialects.openai_completions import parse_completion
+from runtime.adapters import SEPARATOR
 from runtime.connection import header, json_response
 from runtime.generation import Generator
 from runtime.responses.openai import ChatBuilder, CompletionBuilder
@@ -49,12 +51,15 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
 class _ModelRoutes:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models.registry
+        self._adapters = generator.adapters
 
     async def all(self, request: Request) -> Response:
         if header(request.scope, VERSION_HEADER) is not None:
             cards = [model_card(config.name, self._models.created) for config in self._models.configs]
             return json_response(_encoder.encode(model_page(cards)))
-        listed = ModelList(tuple(self._model(config.name) for config in self._models.configs))
+        models = [self._model(config.name) for config in self._models.configs]
+        adapted = [_adapted(model, name) for model in models for name in self._adapters.names(model.id)]
+        listed = ModelList((*models, *adapted))
         return json_response(_encoder.encode(listed))
 
     async def one(self, request: Request) -> Response:
@@ -64,7 +69,9 @@ class _ModelRoutes:
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         if header(request.scope, VERSION_HEADER) is not None:
             return json_response(_encoder.encode(model_card(name, self._models.created)))
-        return json_response(_encoder.encode(self._model(name)))
+        adapter = self._adapters.named_in(asked, name)
+        listed = self._model(name)
+        return json_response(_encoder.encode(listed if adapter is None else _adapted(listed, adapter)))
 
     def _model(self, name: str) -> ListedModel:
         info = self._models.info(name)
@@ -85,3 +92,8 @@ class _ModelRoutes:
             type=kind,
             embedding_size=info.embedding_size if kind == "embedding" else UNSET,
         )
+
+
+def _adapted(model: ListedModel, adapter: str) -> ListedModel:
+    """Return a model's entry as that of one of its adapters."""
+    return replace(model, id=f"{model.id}{SEPARATOR}{adapter}", root=adapter, parent=model.id)
