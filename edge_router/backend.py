@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from edge_router.lateness import TOLERANCE, Lateness
 from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.network import HealthConfig, SiteRef
@@ -18,6 +19,7 @@ from wire.status import Place, SiteStatus, SiteView
 EJECT_AFTER = 5  # tries in a row that brought no answer; a full site that refuses politely counts too: it is given time
 EJECTED_S = 5.0  # the first time; twice as long each further time, while nothing but failures follow
 EJECTED_MAX_S = 60.0
+FORGETTING_S = 1.0  # for so long the lateness that was seen counts as unchanged
 SLOW_START_S = 10.0  # after an outage: a site with an empty queue and an empty cache must not draw everybody at once
 RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
 
@@ -33,9 +35,12 @@ class Ticket:
         tokens: int,
         sent_at: float,
         on_site_lost: Callable[[str], None] | None,
+        expected_ms: float | None,
     ) -> None:
+        """`expected_ms`: from now to its first token; None: how long it takes says nothing about the queue, as with an answer in one piece."""
         self.tokens = tokens
         self.sent_at = sent_at
+        self.expected_ms = expected_ms
         self.has_answered = False
         self.on_site_lost = on_site_lost
         self._requests = requests
@@ -52,9 +57,15 @@ class Ticket:
 
     def answering(self) -> None:
         """The site has begun to answer."""
+        self._requests.overtake(self)
+        self.refused()
+
+    def refused(self) -> None:
+        """The site has said something, if only that it will not: nothing is wrong with it."""
         self.has_answered = True
         self._ejection.answered()
         self._requests.settle(self)
+        self._requests.forget(self)
 
 
 class InflightRequests:
@@ -65,6 +76,8 @@ class InflightRequests:
         # Sent since the site published its status, in that order, and not yet answering.
         self.pending: dict[Ticket, None] = {}
         self.pending_tokens = 0
+        self.unanswered: dict[Ticket, None] = {}  # those that are held to a time, in the order of their sending
+        self._unanswered_tokens = 0
         self._open: set[Ticket] = set()
         self._changed = changed
 
@@ -76,7 +89,34 @@ class InflightRequests:
         self._open.add(ticket)
         self.pending[ticket] = None
         self.pending_tokens += ticket.tokens
+        if ticket.expected_ms is not None:
+            self.unanswered[ticket] = None
+            self._unanswered_tokens += ticket.tokens
         self._changed()
+
+    @property
+    def oldest_unanswered(self) -> Ticket | None:
+        return next(iter(self.unanswered), None)
+
+    @property
+    def behind_oldest_tokens(self) -> int:
+        """Prompt tokens that wait there, behind a request that is not answered either: no status can have seen them computed."""
+        oldest = self.oldest_unanswered
+        return self._unanswered_tokens - oldest.tokens if oldest is not None else 0
+
+    def overtake(self, ticket: Ticket) -> None:
+        """It is answered: what keeps those that were sent before it is not the queue."""
+        if ticket in self.unanswered:
+            for earlier in tuple(self.unanswered):
+                self.forget(earlier)
+                if earlier is ticket:
+                    return
+
+    def forget(self, ticket: Ticket) -> None:
+        if ticket in self.unanswered:
+            del self.unanswered[ticket]
+            self._unanswered_tokens -= ticket.tokens
+            self._changed()
 
     def settle(self, ticket: Ticket) -> None:
         """Its prompt no longer waits there: it is answered, or in what the site has published."""
@@ -92,6 +132,7 @@ class InflightRequests:
 
     def remove(self, ticket: Ticket) -> None:
         self._open.discard(ticket)
+        self.forget(ticket)
         self.settle(ticket)
         self._changed()
 
@@ -130,6 +171,7 @@ class PublishedStatus:
         self.status: SiteStatus | None = None
         self.at = float("-inf")  # when it was asked for
         self.prefixes: frozenset[int] = frozenset()
+        self.backlog_ms = 0.0
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
         """Return whether it is newer than what was known. Answers may overtake each other; a restarted site counts from one again and has another
@@ -138,7 +180,7 @@ class PublishedStatus:
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self.prefixes = self._decoded(status)
-        self.status, self.at = status, asked_at
+        self._set(status, asked_at)
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
@@ -149,8 +191,13 @@ class PublishedStatus:
             replace(known, queued_tokens=queued_tokens) if model == known.name or model in known.aliases else known
             for known in self.status.models
         )
-        self.status, self.at = replace(self.status, models=models), asked_at
+        self._set(replace(self.status, models=models), asked_at)
         return True
+
+    def _set(self, status: SiteStatus, asked_at: float) -> None:
+        self.status, self.at = status, asked_at
+        queues_ms = [1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0]
+        self.backlog_ms = max(queues_ms, default=0.0)
 
     def _decoded(self, status: SiteStatus) -> frozenset[int]:
         """Decoded once per change. A malformed digest is as good as none: it only says where a cache is."""
@@ -229,6 +276,7 @@ class Backend:
         self.probed = ProbedState(health, clock)
         self._requests = InflightRequests(self._changed)
         self._ejection = OutlierEjection(clock, self._changed)
+        self._lateness = Lateness(clock)
         self._view: _CachedView | None = None
 
     @property
@@ -272,8 +320,15 @@ class Backend:
         """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
         return self.state == "unhealthy" and not self.refuses_hops and (self.status is None or self.status.ready)
 
-    def inflight(self, tokens: int, on_site_lost: Callable[[str], None] | None = None) -> Ticket:
-        return Ticket(self._requests, self._ejection, tokens, self._clock(), on_site_lost)
+    def inflight(
+        self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
+    ) -> Ticket:
+        return Ticket(self._requests, self._ejection, tokens, self._clock(), on_site_lost, expected_ms)
+
+    def first_token(self, expected_ms: float, actual_ms: float) -> None:
+        """A stream has begun, so long after its request was sent."""
+        self._lateness.observe(expected_ms, actual_ms)
+        self._changed()
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
@@ -326,7 +381,14 @@ class Backend:
         if self.probed.slow_start_until > now:
             slow_start = max(0.0, 1 - (self.probed.slow_start_until - now) / SLOW_START_S)
         changes = [at for at in (stale_at, ejected_until) if at > now]
-        first = next(iter(requests.pending), None)
+        first, oldest = next(iter(requests.pending), None), requests.oldest_unanswered
+        overdue_ms = 0.0
+        if oldest is not None and oldest.expected_ms is not None:
+            due_at = oldest.sent_at + TOLERANCE * oldest.expected_ms / 1000
+            overdue_ms = max(0.0, 1000 * (now - due_at))
+            changes.append(max(now, due_at))
+        if not self._lateness.is_punctual:
+            changes.append(now + FORGETTING_S)
         view = BackendView(
             name=self.name,
             state=self.state,
@@ -337,6 +399,9 @@ class Backend:
             pending_requests=len(requests.pending),
             pending_tokens=requests.pending_tokens,
             pending_since_s=first.sent_at if first is not None else 0.0,
+            unanswered_tokens=requests.behind_oldest_tokens,
+            lateness_ms=self._lateness.mean_ms(overdue_ms),
+            backlog_ms=published.backlog_ms,
             status=published.status,
             status_is_fresh=now < stale_at,
             status_at_s=published.at,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from edge_router.policy import MAX_DECLINES
+from edge_router.policy import MAX_DECLINES, Preference
 from edge_router.relay import DeliveryLog
 from edge_router.request import ValidRequest
 from edge_router.site_failure import SiteFailed
@@ -138,6 +138,13 @@ class ProxiedRequest:
         if limit != self.request.max_queue_ms:
             self.request = replace(self.request, max_queue_ms=limit)
         return self.request
+
+    def expected_ms(self, preference: Preference) -> float | None:
+        """Return what the next site is held to, from now to its first token. None: how long this one takes says nothing about the site's queue."""
+        request = self.request
+        if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
+            return None
+        return preference.expected_ms
 
     def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
         """A site that freezes while it takes over must leave time for another one."""

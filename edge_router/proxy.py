@@ -154,7 +154,8 @@ class Proxy:
             route, preference = choice
             backend = selector.backends[preference.backend.name]
             attempt = self._attempt(self.upstream, proxied, backend, preference)
-            with backend.inflight(route.uncached_tokens(backend.name), attempt.site_lost) as ticket:
+            tokens, expected_ms = route.uncached_tokens(backend.name), proxied.expected_ms(preference)
+            with backend.inflight(tokens, attempt.site_lost, expected_ms) as ticket:
                 try:
                     response = await attempt.response()
                 except SiteFailed as failure:

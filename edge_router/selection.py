@@ -127,12 +127,12 @@ class SiteSelector:
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self._metrics.tried(backend.name, failure.kind)
         if failure.kind == "declined":
-            ticket.answering()  # it is well, and said so
+            ticket.refused()  # it is well, and said so
             backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
-            ticket.answering()  # nothing is wrong with it where its other models, or functions, are concerned
+            ticket.refused()  # nothing is wrong with it where its other models, or functions, are concerned
         elif failure.kind in ("untrusted", "no_files"):
-            ticket.answering()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
+            ticket.refused()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
@@ -148,6 +148,8 @@ class SiteSelector:
             self._sessions.learn(proxied.request.conversation, preference.backend.name)
             if response.body is None and proxied.is_at_first_try:
                 self._metrics.first_token(preference, elapsed_s)
+                if proxied.request.model is not None:
+                    self.backends[preference.backend.name].first_token(preference.expected_ms, 1000 * elapsed_s)
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed]) -> ApiError:
         if (allowed := self._allowed(request)) is not None:
@@ -183,7 +185,7 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
     if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
         return float("inf")
     expected_ms = sum(
-        [preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_crowding")]
+        [preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_step")]
     )
     return max(stall_s, TIMES * expected_ms / 1000)
 

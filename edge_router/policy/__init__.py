@@ -61,6 +61,9 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
+    unanswered_tokens: int = 0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+    lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
     status_at_s: float = 0.0  # when the status was asked for
@@ -109,6 +112,13 @@ class Preference(msgspec.Struct, frozen=True):
     max_queue_ms: float | None = (
         None  # with a longer queue than this the site had better decline; None: any is accepted
     )
+
+    @property
+    def expected_ms(self) -> float:
+        """When the first token should come, by what the site has said and was sent: without what is only feared of it."""
+        terms = self.terms
+        feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
+        return self.cost_ms - feared_ms
 
     def serves(self, model: str | None) -> bool:
         """Sites that do not have the model are ranked, too, where none has it."""

@@ -13,7 +13,10 @@ BALANCE_REL = 1.5
 
 
 class CacheAwarePolicy:
-    def __init__(self) -> None:
+    def __init__(
+        self, cache_share: float = CACHE_THRESHOLD, balance_abs: float = BALANCE_ABS, balance_rel: float = BALANCE_REL
+    ) -> None:
+        self._cache_share, self._balance_abs, self._balance_rel = cache_share, balance_abs, balance_rel
         self._record: Counter[str] = Counter()
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
@@ -22,9 +25,9 @@ class CacheAwarePolicy:
             return []
         loads = [backend.outstanding for backend in sites]
         share = max(request.sent_tokens(backend.name) for backend in sites) / max(1, request.prompt_tokens)
-        if max(loads) - min(loads) > BALANCE_ABS and max(loads) > BALANCE_REL * min(loads):
+        if max(loads) - min(loads) > self._balance_abs and max(loads) > self._balance_rel * min(loads):
             reason, keys = "balance", [float(load) for load in loads]
-        elif share > CACHE_THRESHOLD:
+        elif share > self._cache_share:
             reason, keys = "prefix", [-float(request.sent_tokens(backend.name)) for backend in sites]
         else:
             reason, keys = "smallest", [float(self._record[backend.name]) for backend in sites]

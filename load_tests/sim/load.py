@@ -7,10 +7,11 @@ reach, and a share says the same of every trace. Both levels were chosen before 
 from dataclasses import dataclass
 from functools import cache
 
-from load_tests.sim.site import DECODE_SHARE, STEP_GROWTH, STEP_S, SiteSpec
+from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
 from load_tests.sim.traces import Trace, matched
 
 LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; its peak hour has about 1.3 times as much
+QUIET = 0.002  # so little that models fall asleep, for the row on waking
 SAMPLED_SESSIONS = 1500
 
 
@@ -45,15 +46,24 @@ def capacity(sites: tuple[SiteSpec, ...], shape: Shape) -> float:
 
 
 def site_capacity(spec: SiteSpec, shape: Shape) -> float:
-    """The rate at which a site's prefill is busy all the time, or its permits are all taken, whichever comes first.
-
-    At a rate `x` there run `r = x * output * step(r)` decodes (Little's law), and they slow prefill down."""
+    """The rate at which a site's prefill is busy all the time, or its permits are all taken, whichever comes first."""
     low, high = 0.0, spec.prefill_tokens_per_s / shape.computed_tokens
     for _ in range(50):
         rate = (low + high) / 2
-        alone = rate * shape.output_tokens * STEP_S
-        running = alone / (1 - STEP_GROWTH * alone) if STEP_GROWTH * alone < 1 else float("inf")
-        share = running / spec.max_inflight
-        bearable = share < 1 and rate * shape.computed_tokens < spec.prefill_tokens_per_s * (1 - DECODE_SHARE * share)
-        low, high = (rate, high) if bearable else (low, rate)
+        low, high = (rate, high) if _is_bearable(spec, shape, rate) else (low, rate)
     return low
+
+
+def _is_bearable(spec: SiteSpec, shape: Shape, rate: float) -> bool:
+    """By Little's law: so many decodes run as begin in the time that one takes, its steps being as long as their number and the prefills make them."""
+    running = 0.0
+    for _ in range(200):
+        chunk_s = CHUNK / spec.prefill_tokens_per_s + STEP_S * STEP_GROWTH * running
+        prefilling = rate * shape.computed_tokens / CHUNK * chunk_s  # share of the time
+        if prefilling >= 1 or running >= spec.max_inflight:
+            return False
+        steps_per_s = prefilling / chunk_s + (1 - prefilling) / (STEP_S * (1 + STEP_GROWTH * running))
+        before, running = running, rate * shape.output_tokens / steps_per_s
+        if abs(running - before) < 1e-6 * running:
+            break
+    return running < spec.max_inflight

@@ -1,4 +1,5 @@
-"""What a run is judged by: times to first token, cache hits beside what an infinite cache would give, what was shed, and how well it was predicted.
+"""What a run is judged by: times to the first token, for each further one and to the last; goodput; cache hits beside what an infinite cache would give;
+what was shed, and how well it was predicted.
 
 Counts only; what a call is and when it counts is run.py's.
 """
@@ -22,6 +23,11 @@ class Outcome:
     p95_ms: float
     p99_ms: float
     mean_ms: float
+    tpot_p50_ms: float  # of a request, its mean time for each token behind the first
+    tpot_p95_ms: float
+    e2e_p50_ms: float  # to the last token
+    e2e_p95_ms: float
+    goodput: float  # share of requests whose first token and whose pace keep the stated objectives
     hit_ratio: float  # of prompt tokens, among answered requests
     bound: float  # the same, were all sites' caches one and infinite
     shed: float  # share of requests that no site took
@@ -31,7 +37,9 @@ class Outcome:
     cut: int  # streams whose site crashed under them
     begun: int  # warm-up included
     events: int
-    wall_s: float
+    cpu_s: float
+    turned_over: float  # evicted tokens, in times of what all caches hold
+    wakes: int
     reasons: dict[str, int]
     bias_ms: dict[str, float]  # actual minus predicted, mean: in all, of the queue, of prefill
     error_ms: dict[str, float]  # the same, mean of what it is off by
@@ -42,8 +50,15 @@ class Outcome:
         return self.hit_ratio / self.bound if self.bound else 1.0
 
 
+SLO_TPOT_MS = 100.0
+
+
 class Tally:
-    def __init__(self) -> None:
+    def __init__(self, slo_ttft_s: float) -> None:
+        self._slo_ttft_s = slo_ttft_s
+        self._good = 0
+        self._tpot: list[float] = []
+        self._e2e: list[float] = []
         self.shed = self.cut = 0
         self._prompt = self._cached = self._ideal = 0
         self._cross = self._retried = self._declined = 0
@@ -67,26 +82,41 @@ class Tally:
         terms = preference.terms
         prefill_ms = 1000 * (prompt - cached) / rate
         queue = terms.get("queue_ahead", terms.get("queue", 0.0)) + terms.get("wake", 0.0)
-        total = preference.cost_ms - terms.get("doubt", 0.0)
+        total = preference.expected_ms
         self._off.append((from_router_ms - total, queue_ms - queue, prefill_ms - terms.get("prefill", 0.0)))
         actual = {"queue": queue_ms, "prefill": prefill_ms, "lost tries": ttft_ms - from_router_ms}
         actual["path"] = from_router_ms - queue_ms - prefill_ms
         self._terms.append((max(terms, key=lambda name: terms[name], default=""), max(actual, key=lambda k: actual[k])))
 
-    def outcome(self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, wall_s: float) -> Outcome:
-        times = np.array(self._ttft or [0.0])
-        p50, p95, p99 = (round(float(value), 1) for value in np.percentile(times, [50, 95, 99]))
+    def ended(self, ttft_s: float, decode_s: float, output_tokens: int) -> None:
+        """`decode_s`: from the first token to the last."""
+        tpot_ms = 1000 * decode_s / max(1, output_tokens - 1)
+        if output_tokens > 1:
+            self._tpot.append(tpot_ms)
+        self._e2e.append(1000 * (ttft_s + decode_s))
+        self._good += ttft_s <= self._slo_ttft_s and tpot_ms <= SLO_TPOT_MS
+
+    def outcome(
+        self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, cpu_s: float, turned_over: float, wakes: int
+    ) -> Outcome:  # fmt: skip
+        p50, p95, p99 = _percentiles(self._ttft, 50, 95, 99)
+        tpot, e2e = _percentiles(self._tpot, 50, 95), _percentiles(self._e2e, 50, 95)
+        mean = sum(self._ttft) / max(1, len(self._ttft))
         sent = max(1, len(self._ttft) + self.shed)
         off = np.array(self._off or [(0.0, 0.0, 0.0)])
         names = ("all", "queue", "prefill")
         slow = Counter(terms for terms, ttft in zip(self._terms, self._ttft, strict=True) if ttft >= p95)
         return Outcome(
-            policy, trace, load, seed, sent, p50, p95, p99, round(float(times.mean()), 1),
+            policy, trace, load, seed, sent, p50, p95, p99, round(mean, 1), *tpot, *e2e, self._good / sent,
             self._cached / max(1, self._prompt), self._ideal / max(1, self._prompt), self.shed / sent,
             self._cross / max(1, len(self._ttft)), self._retried / sent,
-            self._declined / sent, self.cut, begun, events, round(wall_s, 2),
+            self._declined / sent, self.cut, begun, events, round(cpu_s, 2), round(turned_over, 2), wakes,
             dict(sorted(self._reasons.items())),
             {name: round(float(value), 1) for name, value in zip(names, off.mean(axis=0), strict=True)},
             {name: round(float(value), 1) for name, value in zip(names, np.abs(off).mean(axis=0), strict=True)},
             {f"{predicted} / {actual}": count for (predicted, actual), count in slow.most_common(6)},
         )  # fmt: skip
+
+
+def _percentiles(values: list[float], *shares: int) -> tuple[float, ...]:
+    return tuple(round(float(value), 1) for value in np.percentile(np.array(values or [0.0]), shares))

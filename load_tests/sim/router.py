@@ -3,6 +3,7 @@
 Probes are applied when the router next decides, in the order and with the delays that they would have had.
 """
 
+import random
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -11,7 +12,10 @@ from edge_router.backend import Backend, Ticket
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.rtt import RoundTrip, seed_rtt_ms
 from edge_router.session import ConversationFingerprint, SessionTable
+from load_tests.sim.oracle import InformedPolicy
 from load_tests.sim.site import MODEL, SimSite
+from load_tests.sim.traces import Turn
+from load_tests.sim.trouble import NONE, Trouble
 from load_tests.sim.world import World
 from sites.config import PlaceConfig
 from sites.network import HealthConfig, SiteRef
@@ -20,7 +24,8 @@ from wire.status import SiteStatus
 HEALTH = HealthConfig()
 SESSION_ENTRIES = 100_000
 SESSION_TTL_S = 3600.0
-KEPT_PUBLICATIONS = 3  # at 1 s apart, more than any path's delay
+KEPT_S = 2.0  # of publications: more than any path's delay
+JITTER = 0.05  # mean of what a probe takes longer than the path, as a share of it
 
 
 class Publication(NamedTuple):
@@ -30,8 +35,9 @@ class Publication(NamedTuple):
 
 class SimRouter:
     def __init__(
-        self, number: int, world: World, sites: list[SimSite], policy: Policy, clock: Callable[[], float]
-    ) -> None:
+        self, number: int, world: World, sites: list[SimSite], policy: Policy, clock: Callable[[], float], trouble: Trouble = NONE,
+        rtt_factors: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
         self.number = number
         self.world = world
         self.policy = policy
@@ -50,16 +56,24 @@ class SimRouter:
         self._sites = sites
         self._seen = [-1] * len(sites)  # sequence of the newest status applied
         self._next_probe = [0.0] * len(sites)
-        for backend, rtt in zip(self.backends, world.rtt_s[number], strict=True):
-            backend.round_trip.observe(1000 * rtt)
+        self._look_s = min(HEALTH.interval_s, trouble.publish_s) / 4  # four times as often as there is news
+        self._jitter = random.Random(f"jitter {number}")
+        self._rtt_ms = [
+            1000 * rtt * factor
+            for rtt, factor in zip(world.rtt_s[number], rtt_factors or [1.0] * len(sites), strict=True)
+        ]
+        for backend, rtt_ms in zip(self.backends, self._rtt_ms, strict=True):
+            backend.round_trip.observe(rtt_ms)
 
     def decide(
         self,
         conversation: ConversationFingerprint,
+        turn: Turn,
         tried: Collection[str],
         now: float,
         published: list[list[Publication]],
     ) -> tuple[RouteRequest, Preference] | None:
+        """`turn`: the truth, for policies that are told it."""
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)
         request = RouteRequest(
@@ -72,12 +86,14 @@ class SimRouter:
             conversation.short_digests,
             now,
         )
+        if isinstance(self.policy, InformedPolicy):
+            self.policy.see(self._sites, self.world.rtt_s[self.number], turn, now)
         preferences = self.policy.rank(request, [backend.view() for backend in self.backends])
         preference = next((p for p in preferences if p.backend.name not in tried), None)
         return None if preference is None else (request, preference)
 
-    def send(self, site: int, tokens: int) -> tuple[AbstractContextManager[Ticket], Ticket]:
-        scope = self.backends[site].inflight(tokens)
+    def send(self, site: int, tokens: int, expected_ms: float) -> tuple[AbstractContextManager[Ticket], Ticket]:
+        scope = self.backends[site].inflight(tokens, expected_ms=expected_ms)
         return scope, scope.__enter__()
 
     def reaches(self, site: int, now: float) -> bool:
@@ -91,9 +107,7 @@ class SimRouter:
         for i, backend in enumerate(self.backends):
             if now < self._next_probe[i]:
                 continue
-            self._next_probe[i] = (
-                now + HEALTH.interval_s / 4
-            )  # how often it is looked for: four times as often as there is news
+            self._next_probe[i] = now + self._look_s
             if not self._sites[i].is_up or not self.reaches(i, now):
                 self._next_probe[i] = now + HEALTH.interval_s
                 backend.failed("no answer")
@@ -103,5 +117,6 @@ class SimRouter:
                 if publication.at + delay <= now:
                     if publication.status.sequence != self._seen[i]:
                         self._seen[i] = publication.status.sequence
+                        backend.round_trip.observe(self._rtt_ms[i] * (1 + self._jitter.expovariate(1 / JITTER)))
                         backend.answered(publication.status, publication.at - delay)
                     break

@@ -8,26 +8,26 @@ import heapq
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from edge_router.backend import Ticket
 from edge_router.policy import MAX_DECLINES, Policy, Preference
-from edge_router.session import ConversationFingerprint
+from edge_router.session import ConversationFingerprint, Prefix
 from load_tests.sim.cities import City, load_cities
-from load_tests.sim.load import LOADS, capacity, shape_of
+from load_tests.sim.load import LOADS, QUIET, capacity, shape_of
+from load_tests.sim.mooncake import SLO_TTFT_S, TraceFile
 from load_tests.sim.outcome import Outcome, Tally
-from load_tests.sim.router import KEPT_PUBLICATIONS, Publication, SimRouter
-from load_tests.sim.site import MODEL, SimSite
+from load_tests.sim.router import KEPT_S, Publication, SimRouter
+from load_tests.sim.site import MODEL, Job, SimSite
 from load_tests.sim.traces import Session, Trace, Turn, matched, sessions
+from load_tests.sim.trouble import NONE, Trouble, hit_site
 from load_tests.sim.world import REGION_MS, World, build_world
 
-PUBLISH_S = 1.0
-PREFIXES_EVERY = 10  # publications: digests change slowly
+PREFIXES_EVERY_S = 10.0  # digests change slowly
 MAX_TRIES = 3
 CONNECT_TIMEOUT_S = 2.0
-MOVES = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
 WARM_SHARE = 1 / 3  # of a run, before anything is measured: caches fill, sessions reach their usual number
 
 
@@ -38,15 +38,17 @@ class Call:
     session: Session
     turn: Turn
     router: SimRouter
+    conversation: ConversationFingerprint  # as the router takes it, token counts guessed
     began: float
     tried: list[str] = field(default_factory=list)
     site: int = -1
     life: int = 0
-    cached: int = 0
+    job: Job | None = None
     ideal: int = 0
+    ttft_s: float = 0.0
     preference: Preference | None = None
     sent_at: float = 0.0
-    waited_s: float = 0.0  # at the site, for what was ahead
+    arrived_at: float = 0.0
     scope: AbstractContextManager[Ticket] | None = None
     ticket: Ticket | None = None
     declined: int = 0
@@ -61,27 +63,36 @@ class Simulation:
         arrivals: list[Session],
         seed: int,
         measured: tuple[float, float],
+        slo_ttft_s: float = 2.0,
+        trouble: Trouble = NONE,
     ) -> None:
         """`measured`: calls that begin within these seconds count; later ones are not begun."""
         self.now = 0.0
         self.world = world
-        self.sites = [SimSite(spec) for spec in world.sites]
-        self.routers = [SimRouter(i, world, self.sites, make_policy(), self._clock) for i in range(len(world.routers))]
+        self.trouble = trouble
+        self._hit = hit_site(world)
+        self.sites = [SimSite(spec, trouble.fault if i == self._hit else "") for i, spec in enumerate(world.sites)]
+        factors = trouble.rtt_factors(world, seed)
+        self.routers = [
+            SimRouter(i, world, self.sites, make_policy(), self._clock, trouble, factors[i])
+            for i in range(len(world.routers))
+        ]
         self.published: list[list[Publication]] = [[] for _ in self.sites]
         self.seed = seed
-        self.tally = Tally()
+        self.tally = Tally(slo_ttft_s)
         self.begun = self.answered = self.shed = 0  # of all calls; begun == answered + shed + open at any moment
-        self.open_calls = 0  # no first token yet
+        self.open_calls = 0  # not yet answered to their end
         self.events = 0
         self._measured = measured
         self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
         self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # by id, waiting and decoding
+        self._due: list[float] = [float("inf")] * len(self.sites)  # when each site was last seen to have its next event
         self._ever: set[bytes] = set()  # the infinite cache
         for session in arrivals:
             self.at(session.starts_at, self._next_turn, session)
         for i in range(len(self.sites)):
-            self.at(PUBLISH_S * i / len(self.sites), self._publish, i)
+            self.at(trouble.publish_s * i / len(self.sites), self._publish, i)
         for outage in world.outages:
             if not outage.routers:
                 self.at(outage.begins, self._crash, outage.site)
@@ -109,24 +120,24 @@ class Simulation:
         self.open_calls += 1
         home = self.world.router_of_city[session.city]
         draw = hash((self.seed, session.number, len(turn.prefixes))) % 10_000
-        router = (home + 1 + draw % (len(self.routers) - 1)) % len(self.routers) if draw < 10_000 * MOVES else home
-        call = Call(session, turn, self.routers[router], self.now)
+        moves = draw < 10_000 * self.trouble.moves
+        router = (home + 1 + draw % (len(self.routers) - 1)) % len(self.routers) if moves else home
+        call = Call(session, turn, self.routers[router], _as_guessed(turn, session.guess), self.now)
         self.at(self.now + self.world.access_s[session.city] / 2, self._dispatch, call)
 
     def _dispatch(self, call: Call) -> None:
         turn = call.turn
         if len(call.tried) - call.declined >= MAX_TRIES:
             return self._give_up(call)
-        conversation = ConversationFingerprint.of(None, turn.prefixes, turn.prompt_tokens)
-        choice = call.router.decide(conversation, call.tried, self.now, self.published)
+        choice = call.router.decide(call.conversation, turn, call.tried, self.now, self.published)
         if choice is None:
             return self._give_up(call)
         request, preference = choice
         call.preference, call.sent_at = preference, self.now
         call.site = call.router.index[preference.backend.name]
         call.tried.append(preference.backend.name)
-        uncached = turn.prompt_tokens - preference.backend.cached_tokens(request)
-        call.scope, call.ticket = call.router.send(call.site, uncached)
+        uncached = request.prompt_tokens - preference.backend.cached_tokens(request)
+        call.scope, call.ticket = call.router.send(call.site, uncached, preference.expected_ms)
         if call.router.reaches(call.site, self.now):
             self.at(self.now + self._path(call) / 2, self._arrive, call)
         else:
@@ -136,25 +147,40 @@ class Simulation:
         site, turn = self.sites[call.site], call.turn
         if not site.is_up:
             return self.at(self.now + self._path(call) / 2, self._unreachable, call)
+        self._advance(call.site)
         max_queue_ms = call.preference.max_queue_ms if call.preference is not None else None
-        queue_ms = 1000 * site.queued_tokens(self.now) / site.rate()
+        queue_ms = 1000 * site.told_queue_tokens() / site.rate()
         if max_queue_ms is not None and call.declined < MAX_DECLINES and queue_ms > max_queue_ms:
             return self.at(self.now + self._path(call) / 2, self._declined, call)
-        admitted = site.admit(turn.prefixes, turn.prompt_tokens, turn.output_tokens, self.now)
-        if admitted is None:
+        job = site.admit(call, turn.prefixes, turn.prompt_tokens, turn.output_tokens, turn.answer, self.now)
+        if job is None:
             return self.at(self.now + self._path(call) / 2, self._refused, call)
-        call.life, call.cached, call.waited_s = site.life, admitted.cached_tokens, admitted.begins_at - self.now
+        call.life, call.job, call.arrived_at = site.life, job, self.now
         call.ideal = min(matched(turn.prefixes, self._ever), turn.prompt_tokens - 1)
         self._ever.update(prefix.digest for prefix in turn.prefixes)
         self._live[call.site][id(call)] = call
-        self.at(admitted.prefilled_at, self._prefilled, call)
-        self.at(admitted.ends_at, self._finished, call)
+        self._await(call.site)
 
-    def _prefilled(self, call: Call) -> None:
-        if call.is_dead or call.life != self.sites[call.site].life:
-            return
-        self.sites[call.site].prefilled()
-        self.at(self.now + self._path(call) / 2, self._first_token, call)
+    def _await(self, number: int) -> None:
+        """Come back when the site's next event is due."""
+        due = self.sites[number].next_event_at()
+        if due != self._due[number]:
+            self._due[number] = due
+            if due < float("inf"):
+                self.at(due, self._site_event, (number, due))
+
+    def _site_event(self, whose: tuple[int, float]) -> None:
+        number, due = whose
+        if due == self._due[number]:  # else something came in between
+            self._advance(number)
+            self._await(number)
+
+    def _advance(self, number: int) -> None:
+        prefilled, ended = self.sites[number].advance(self.now)
+        for job in prefilled:
+            self.at(self.now + self._path(job.call) / 2, self._first_token, job.call)
+        for job in ended:
+            self._finished(job.call)
 
     def _first_token(self, call: Call) -> None:
         if call.is_dead:  # the site crashed with these bytes on their way; the call has been sent elsewhere
@@ -162,22 +188,22 @@ class Simulation:
         turn = call.turn
         assert call.ticket is not None
         assert call.preference is not None
+        assert call.job is not None
         call.ticket.answering()
-        router = call.router
-        router.sessions.learn(
-            ConversationFingerprint.of(None, turn.prefixes, turn.prompt_tokens), router.backends[call.site].name
-        )
+        router, backend = call.router, call.router.backends[call.site]
+        backend.first_token(call.preference.expected_ms, 1000 * (self.now - call.sent_at))
+        router.sessions.learn(call.conversation, backend.name)
         self.answered += 1
-        self.open_calls -= 1
+        call.ttft_s = self.now - call.began + self.world.access_s[call.session.city] / 2
         if call.began >= self._measured[0]:
             is_cross = 1000 * self._path(call) > REGION_MS and call.site != self.world.region_of_router[router.number]
             self.tally.answered(
                 call.preference,
-                ttft_ms=1000 * (self.now - call.began + self.world.access_s[call.session.city] / 2),
+                ttft_ms=1000 * call.ttft_s,
                 from_router_ms=1000 * (self.now - call.sent_at),
-                queue_ms=1000 * call.waited_s,
+                queue_ms=1000 * (call.job.begins_at - call.arrived_at),
                 prompt=turn.prompt_tokens,
-                cached=call.cached,
+                cached=call.job.cached_tokens,
                 ideal=call.ideal,
                 tries=len(call.tried) - call.declined,
                 declined=call.declined,
@@ -186,14 +212,19 @@ class Simulation:
             )
 
     def _finished(self, call: Call) -> None:
-        if call.is_dead or call.life != self.sites[call.site].life:
-            return
-        turn = call.turn
-        self.sites[call.site].finished(turn.prompt_tokens - call.cached, turn.output_tokens, turn.answer, self.now)
-        self._ever.add(turn.answer.digest)
+        self._ever.add(call.turn.answer.digest)
+        self._live[call.site].pop(id(call), None)
+        self.at(self.now + self._path(call) / 2, self._last_token, call)
+
+    def _last_token(self, call: Call) -> None:
+        assert call.job is not None
+        if call.began >= self._measured[0]:
+            decode_s = self.now - self._path(call) / 2 - call.job.first_token_at
+            self.tally.ended(call.ttft_s, decode_s, call.turn.output_tokens)
         self._close(call)
 
     def _close(self, call: Call) -> None:
+        self.open_calls -= 1
         self._leave(call)
         self.at(self.now + call.turn.think_s, self._next_turn, call.session)
 
@@ -213,9 +244,9 @@ class Simulation:
     def _declined(self, call: Call) -> None:
         """The queue is longer than the router was ready to wait for, and the site says how long it is."""
         assert call.ticket is not None
-        queued = self.sites[call.site].queued_tokens(self.now)
+        queued = self.sites[call.site].told_queue_tokens()
         call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
-        call.ticket.answering()
+        call.ticket.refused()
         call.declined += 1
         self._leave(call)
         self._dispatch(call)
@@ -232,6 +263,7 @@ class Simulation:
     def _crash(self, number: int) -> None:
         """What has begun to answer is continued elsewhere by the relay, which is not simulated; the rest is sent elsewhere."""
         self.sites[number].crash()
+        self._due[number] = float("inf")
         for call in list(self._live[number].values()):
             assert call.ticket is not None
             call.is_dead = True
@@ -240,8 +272,8 @@ class Simulation:
                 self._close(call)
             else:
                 successor = Call(
-                    call.session, call.turn, call.router, call.began, call.tried, call.site, declined=call.declined
-                )
+                    call.session, call.turn, call.router, call.conversation, call.began, call.tried, call.site, declined=call.declined,
+                )  # fmt: skip
                 successor.scope, successor.ticket, call.scope = call.scope, call.ticket, None
                 self.at(self.now + self._path(call) / 2, self._unreachable, successor)
         self._live[number].clear()
@@ -253,11 +285,17 @@ class Simulation:
         site = self.sites[number]
         if site.is_up:
             queue = self.published[number]
-            queue.append(Publication(self.now, site.status(self.now, site.sequence % PREFIXES_EVERY == 0)))
-            del queue[:-KEPT_PUBLICATIONS]
+            self._advance(number)
+            self._await(number)
+            every = max(1, round(PREFIXES_EVERY_S / self.trouble.publish_s))
+            claimed: tuple[bytes, ...] = ()
+            if site.fault == "claims prefixes":
+                claimed = tuple(each.held_digests() for each in self.sites if each is not site)
+            queue.append(Publication(self.now, site.status(self.now, site.sequence % every == 0, claimed)))
+            del queue[: -(2 + round(KEPT_S / self.trouble.publish_s))]
         else:
             self.published[number].clear()
-        self.at(self.now + PUBLISH_S, self._publish, number)
+        self.at(self.now + self.trouble.publish_s, self._publish, number)
 
     def _path(self, call: Call) -> float:
         return self.world.rtt_s[call.router.number][call.site]
@@ -269,31 +307,51 @@ def _cities() -> tuple[City, ...]:
 
 
 def prepare(
-    make_policy: Callable[[], Policy], trace: Trace, load: str, requests: int, seed: int, faults: bool = True
+    make_policy: Callable[[], Policy],
+    trace: Trace | TraceFile,
+    load: str,
+    requests: int,
+    seed: int,
+    faults: bool = True,
+    trouble: Trouble = NONE,
 ) -> Simulation:
     """`requests`: about how many are sent in all; how long that takes follows from the load. The measured time is one day of the clients' world."""
     cities = _cities()
-    shape = shape_of(trace)
-    rate = LOADS[load] * capacity(build_world(cities, seed).sites, shape)
+    shape = trace.shape() if isinstance(trace, TraceFile) else shape_of(trace)
+    rate = (QUIET if load == "quiet" else LOADS[load]) * capacity(build_world(cities, seed).sites, shape)
     end = requests / rate
     measured = (WARM_SHARE * end, end)
     day = measured[1] - measured[0]
     world = build_world(cities, seed, (measured[0] + 0.1 * day, measured[1] - 0.2 * day) if faults else None)
-    arrivals = sessions(trace, cities, rate / shape.turns, end, day, seed)
-    return Simulation(make_policy, world, arrivals, seed, measured)
+    world = replace(world, outages=(*world.outages, *trouble.outages(world, measured)))
+    if isinstance(trace, TraceFile):
+        arrivals, slo_ttft_s = trace.sessions(cities, rate, requests, seed), SLO_TTFT_S
+    else:
+        arrivals, slo_ttft_s = sessions(trace, cities, rate / shape.turns, end, day, seed), trace.slo_ttft_s
+    return Simulation(make_policy, world, arrivals, seed, measured, slo_ttft_s, trouble)
 
 
 def simulate(
     name: str,
     make_policy: Callable[[], Policy],
-    trace: Trace,
+    trace: Trace | TraceFile,
     load: str,
     requests: int,
     seed: int,
     faults: bool = True,
+    trouble: Trouble = NONE,
 ) -> Outcome:
-    simulation = prepare(make_policy, trace, load, requests, seed, faults)
-    began = time.perf_counter()
+    simulation = prepare(make_policy, trace, load, requests, seed, faults, trouble)
+    began = time.process_time()
     simulation.run()
-    wall_s = time.perf_counter() - began
-    return simulation.tally.outcome(name, trace.name, load, seed, simulation.begun, simulation.events, wall_s)
+    cpu_s = time.process_time() - began
+    turned = sum(site.evicted_tokens for site in simulation.sites) / sum(site.spec.kv_tokens for site in simulation.sites)
+    wakes = sum(site.wakes for site in simulation.sites)
+    return simulation.tally.outcome(
+        name, trace.name, load, seed, simulation.begun, simulation.events, cpu_s, turned, wakes
+    )
+
+
+def _as_guessed(turn: Turn, guess: float) -> ConversationFingerprint:
+    prefixes = tuple([Prefix(digest, int(guess * tokens), telling) for digest, tokens, telling in turn.prefixes])
+    return ConversationFingerprint.of(None, prefixes, max(1, int(guess * turn.prompt_tokens)))

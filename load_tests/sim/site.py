@@ -1,13 +1,15 @@
-"""A modelled site: permits, one prefill queue, decodes that crowd each other, a prefix cache that evicts, a model that sleeps.
+"""A modelled site: permits, one prefill queue, decodes that crowd each other, a prefix cache that evicts, a model that sleeps; and sites that mislead.
 
-Time enters as an argument. What it leaves out: batching inside a step (prefills are served one after the other), tiers behind the device, and
-token-wise progress (a decode's speed is fixed by who is there when it begins).
+Prompts are prefilled one after the other, in chunks that share a step with all running decodes: so a prefill slows decodes down, and they it. Time
+enters as an argument; between two events everything goes on at constant rates, so nothing is computed step by step. A decode's end is kept in steps of
+its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: tiers behind the cache that are slower.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import Any, Literal
 
 from edge_router.session import Prefix
 from wire.prefixes import MAX_PUBLISHED, encode_prefixes, short_digest
@@ -15,11 +17,15 @@ from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these
-DECODE_SHARE = 0.5  # of the prefill rate that a full house of decodes takes
+CHUNK = 256  # prompt tokens in one step, beside which every running decode gets its token
 STEP_S = 0.02  # of a decode that is alone
-STEP_GROWTH = 0.015  # by which each neighbour lengthens it
+STEP_GROWTH = 0.015  # of that, by which each neighbour lengthens a step
 SLEEP_AFTER_S = 300.0
 INFLOW_WINDOW_S = 10.0  # over which a site averages what arrives
+GRAY = 8.0  # times slower than it says
+
+# How a site misleads: it publishes no load and never declines; it claims to hold whatever others hold; it is slower than it says.
+Fault = Literal["", "says idle", "claims prefixes", "gray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,107 +36,163 @@ class SiteSpec:
     kv_tokens: int
     max_inflight: int
     wake_ms: float
+    rate_error: float = 1.0  # of the published rates: a site measures its own as well as it can
 
 
-class Admitted(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request at a site."""
+
+    call: Any  # whose it is; the site does not look
     cached_tokens: int
-    begins_at: float
-    prefilled_at: float
-    ends_at: float
+    uncached_tokens: int
+    output_tokens: int
+    answer: Prefix
+    left_tokens: float  # to be prefilled
+    begins_at: float = 0.0  # its prefill; before that it waits
+    first_token_at: float = 0.0
 
 
 class SimSite:
-    def __init__(self, spec: SiteSpec) -> None:
+    def __init__(self, spec: SiteSpec, fault: Fault = "") -> None:
         self.spec = spec
+        self.fault = fault
         self.is_up = True
         self.life = 0  # grows with every crash: what was begun in an older life is lost
-        self.running = 0
-        self.waiting = 0
-        self.held_tokens = 0  # of sequences at work
         self.sequence = 0
+        self.evicted_tokens = 0
+        self.wakes = 0
+        self._rate = spec.prefill_tokens_per_s / (GRAY if fault == "gray" else 1.0)
+        self._step_s = STEP_S * (GRAY if fault == "gray" else 1.0)
+        self._at = 0.0  # until when everything below has been worked out
+        self._queue: deque[Job] = deque()  # the first one is being prefilled
+        self._queued_tokens = 0.0
+        self._decodes: list[tuple[float, int, Job]] = []  # by the step in which each ends
+        self._steps = 0.0  # that decodes have seen
+        self._jobs = 0
+        self._held_tokens = self._held_outputs = 0  # of sequences at work
         self._arrived_requests = self._arrived_tokens = 0  # since the last status
         self._requests_per_s = self._tokens_per_s = 0.0
         self._inflow_at = 0.0
         self._digest = b""
-        self._busy_until = 0.0
         self._awake_at = -1.0
         self._last_use = -1e9  # every site starts asleep
         self._cache: OrderedDict[bytes, int] = OrderedDict()  # least recently used first; tokens of the last segment
         self._cached = 0
 
-    def rate(self) -> float:
-        return self.spec.prefill_tokens_per_s * (1 - DECODE_SHARE * min(1.0, self.running / self.spec.max_inflight))
+    @property
+    def running(self) -> int:
+        return len(self._decodes)
 
-    def admit(self, prefixes: tuple[Prefix, ...], prompt: int, output: int, now: float) -> Admitted | None:
-        """None: refused, full."""
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def chunk_s(self) -> float:
+        """A step with a chunk of a prompt in it."""
+        return CHUNK / self._rate + self._step_s * STEP_GROWTH * len(self._decodes)
+
+    def step_s(self) -> float:
+        """A step of decodes alone."""
+        return self._step_s * (1 + STEP_GROWTH * len(self._decodes))
+
+    def rate(self) -> float:
+        return CHUNK / self.chunk_s()
+
+    def admit(
+        self, call: Any, prefixes: tuple[Prefix, ...], prompt: int, output: int, answer: Prefix, now: float
+    ) -> Job | None:
+        """None: refused, full. The caller has advanced the site to `now`, and asks when its next event is."""
         cached = min(self._match(prefixes), prompt - 1)
         need = prompt - cached + output  # sequences share the blocks of a common prefix
-        if self.running + self.waiting >= self.spec.max_inflight or self.held_tokens + need > self.spec.kv_tokens:
+        if self.running + self.waiting >= self.spec.max_inflight or self._held_tokens + need > self.spec.kv_tokens:
             return None
-        if self.running + self.waiting == 0 and now - self._last_use > SLEEP_AFTER_S:
+        if self._is_asleep(now):
             self._awake_at = now + self.spec.wake_ms / 1000
+            self.wakes += 1
         self._last_use = now
+        self._held_tokens += need
+        self._held_outputs += output
         self._keep(prefixes)
-        self.waiting += 1
-        self.held_tokens += need
         self._arrived_requests += 1
         self._arrived_tokens += prompt - cached
-        begins = max(now, self._busy_until, self._awake_at)
-        prefilled = self._busy_until = begins + (prompt - cached) / self.rate()
-        step = STEP_S * (1 + STEP_GROWTH * self.running)
-        return Admitted(cached, begins, prefilled + step, prefilled + output * step)
+        job = Job(call, cached, prompt - cached, output, answer, float(prompt - cached), max(now, self._awake_at))
+        self._queue.append(job)
+        self._queued_tokens += job.left_tokens
+        return job
 
-    def queued_tokens(self, now: float) -> int:
+    def queued_tokens(self) -> int:
         """Accepted and not yet computed."""
-        return int(max(0.0, self._busy_until - max(now, self._awake_at)) * self.rate())
+        return int(self._queued_tokens)
 
-    def prefilled(self) -> None:
-        self.waiting -= 1
-        self.running += 1
+    def next_event_at(self) -> float:
+        """When a prefill or a decode will end, if nothing comes in between; infinity: nothing is at work."""
+        at = math.inf
+        if self._queue:
+            begins = max(self._at, self._awake_at)
+            at = begins + self._queue[0].left_tokens / self.rate()
+        if self._decodes:
+            step_s = self.chunk_s() if self._queue and self._awake_at <= self._at else self.step_s()
+            at = min(at, self._at + (self._decodes[0][0] - self._steps) * step_s)
+        return at
 
-    def finished(self, uncached: int, output: int, answer: Prefix, now: float) -> None:
-        self.running -= 1
-        self.held_tokens -= uncached + output
-        self._last_use = now
-        self._insert(answer.digest, output)
-        self._evict()
+    def advance(self, now: float) -> tuple[list[Job], list[Job]]:
+        """Return whose first token has come, and who has ended."""
+        prefilled: list[Job] = []
+        ended: list[Job] = []
+        while (at := self.next_event_at()) <= now:
+            self._progress(at)
+            if self._decodes and self._decodes[0][0] <= self._steps + 1e-6:
+                _, _, job = heappop(self._decodes)
+                self._end(job)
+                ended.append(job)
+            elif self._queue and self._queue[0].left_tokens <= 1e-3:
+                prefilled.append(self._begin_decode(self._queue.popleft()))
+        self._progress(now)
+        return prefilled, ended
 
     def crash(self) -> None:
         self.is_up = False
         self.life += 1
-        self.running = self.waiting = self.held_tokens = self._cached = 0
-        self._busy_until = self._awake_at = 0.0
+        self._held_tokens = self._held_outputs = self._cached = 0
+        self._queue.clear()
+        self._decodes.clear()
+        self._queued_tokens = 0.0
+        self._awake_at = 0.0
         self._last_use = -1e9
         self._requests_per_s = self._tokens_per_s = 0.0
         self._digest = b""
         self._cache.clear()
 
-    def status(self, now: float, with_prefixes: bool) -> SiteStatus:
-        """`with_prefixes`: the digest of the cache is made anew; else the last one is repeated, as it is at a site."""
+    def status(self, now: float, with_prefixes: bool, claimed: tuple[bytes, ...] = ()) -> SiteStatus:
+        """`with_prefixes`: the digest of the cache is made anew; else the last one is repeated, as it is at a site. `claimed`: whole digests that a
+        misleading site says it holds."""
         self.sequence += 1
         self._average_inflow(now)
         if with_prefixes or not self._digest:
-            self._digest = self._published()
-        asleep = self.running + self.waiting == 0 and now - self._last_use > SLEEP_AFTER_S
-        waking = now < self._awake_at
+            self._digest = self._published(claimed)
+        asleep, waking = self._is_asleep(now), now < self._awake_at
         total = self.spec.kv_tokens // BLOCK
+        says_idle = self.fault == "says idle"
+        error = self.spec.rate_error * self.spec.prefill_tokens_per_s / self._rate  # a gray one publishes what it once was
+        inflight = 0 if says_idle else self.running + self.waiting
         model = ModelStatus(
             MODEL,
             "host" if asleep else "loading" if waking else "device",
-            running=self.running,
-            waiting=self.waiting,
-            queued_tokens=self.queued_tokens(now),
-            kv_blocks_free=total - self.held_tokens // BLOCK,
+            loaded=1 - 1000 * (self._awake_at - now) / self.spec.wake_ms if waking else 0.0 if asleep else 1.0,
+            running=0 if says_idle else self.running,
+            waiting=0 if says_idle else self.waiting,
+            queued_tokens=self.told_queue_tokens(),
+            kv_blocks_free=total if says_idle else total - self._held_tokens // BLOCK,
             kv_blocks_total=total,
-            prefill_tokens_per_s=self.rate(),
-            decode_tokens_per_s=1 / (STEP_S * (1 + STEP_GROWTH * self.running)),
-            wake_ms=self.spec.wake_ms if asleep else max(0.0, 1000 * (self._awake_at - now)),
+            prefill_tokens_per_s=self.rate() * error,
+            decode_tokens_per_s=error / self.step_s(),
+            wake_ms=self.spec.wake_ms,
             prefixes=self._digest,
             prefixes_complete=len(self._cache) <= MAX_PUBLISHED,
-            arriving_per_s=self._requests_per_s,
-            arriving_tokens_per_s=self._tokens_per_s,
+            arriving_per_s=0.0 if says_idle else self._requests_per_s,
+            arriving_tokens_per_s=0.0 if says_idle else self._tokens_per_s,
         )
-        inflight = self.running + self.waiting
         return SiteStatus(
             self.spec.name,
             "sim",
@@ -144,6 +206,47 @@ class SimSite:
             (ProcessStatus("site", self.life),),
         )
 
+    def told_queue_tokens(self) -> int:
+        return 0 if self.fault == "says idle" else self.queued_tokens()
+
+    def matched_tokens(self, prefixes: tuple[Prefix, ...], prompt: int) -> int:
+        return min(self._match(prefixes), prompt - 1)
+
+    def wake_left_s(self, now: float) -> float:
+        return self.spec.wake_ms / 1000 if self._is_asleep(now) else max(0.0, self._awake_at - now)
+
+    def _is_asleep(self, now: float) -> bool:
+        return not self._queue and not self._decodes and now - self._last_use > SLEEP_AFTER_S
+
+    def _progress(self, now: float) -> None:
+        """Let everything go on at the present rates; no event lies before `now`."""
+        begins = max(self._at, self._awake_at) if self._queue else now
+        alone_s = min(begins, now) - self._at
+        if alone_s > 0 and self._decodes:
+            self._steps += alone_s / self.step_s()
+        if now > begins:
+            computed = min(self._queue[0].left_tokens, (now - begins) * self.rate())
+            self._queue[0].left_tokens -= computed
+            self._queued_tokens -= computed
+            self._steps += (now - begins) / self.chunk_s()
+        self._at = max(self._at, now)
+
+    def _begin_decode(self, job: Job) -> Job:
+        self._queued_tokens = max(0.0, self._queued_tokens - job.left_tokens) if self._queue else 0.0
+        job.first_token_at = self._at
+        self._jobs += 1
+        heappush(self._decodes, (self._steps + job.output_tokens - 1, self._jobs, job))
+        if self._queue:
+            self._queue[0].begins_at = self._at
+        return job
+
+    def _end(self, job: Job) -> None:
+        self._held_tokens -= job.uncached_tokens + job.output_tokens
+        self._held_outputs -= job.output_tokens
+        self._last_use = self._at
+        self._insert(job.answer.digest, job.output_tokens)
+        self._evict()
+
     def _average_inflow(self, now: float) -> None:
         seconds = now - self._inflow_at
         if seconds <= 0:
@@ -154,12 +257,18 @@ class SimSite:
         self._arrived_requests = self._arrived_tokens = 0
         self._inflow_at = now
 
-    def _published(self) -> bytes:
+    def held_digests(self) -> bytes:
+        return self._digest
+
+    def _published(self, claimed: tuple[bytes, ...]) -> bytes:
         newest = []
         for digest in reversed(self._cache):
             newest.append(short_digest(digest))
             if len(newest) == MAX_PUBLISHED:
                 break
+        if claimed:
+            words = {int.from_bytes(raw[i : i + 4], "big") for raw in claimed for i in range(0, len(raw), 4)}
+            newest = [*words, *newest][:MAX_PUBLISHED]
         return encode_prefixes(newest)
 
     def _match(self, prefixes: tuple[Prefix, ...]) -> int:
@@ -184,6 +293,8 @@ class SimSite:
             self._cached += tokens
 
     def _evict(self) -> None:
-        while self._cached > self.spec.kv_tokens and self._cache:
+        """What sequences at work are writing has its place already."""
+        while self._cached + self._held_outputs > self.spec.kv_tokens and self._cache:
             _, tokens = self._cache.popitem(last=False)
             self._cached -= tokens
+            self.evicted_tokens += tokens

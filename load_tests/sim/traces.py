@@ -14,6 +14,7 @@ from edge_router.session import Prefix
 from load_tests.sim.cities import NIGHT_SHARE, City
 
 START_HOUR_UTC = 6.0
+GUESS_SPREAD = 0.2  # standard deviation of the logarithm of guessed over true token counts
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Session:
     city: int
     starts_at: float
     turns: Iterator[Turn]
+    guess: float = 1.0  # what routers take a token count for, over what it is: they count bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Trace:
     name: str
     source: str
     turns: Callable[[int, random.Random], Iterator[Turn]]
-    is_session: bool = False
+    slo_ttft_s: float = 2.0  # a first token later than this is no good
     bursts: tuple[
         tuple[float, float, int, float], ...
     ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is stated without them
@@ -71,7 +73,7 @@ class Chain:
 
 def _conversation(
     number: int, rng: random.Random, *, tenants: int, system: int, turns: float, user: float, answer: float, think_s: float,
-    branches: float, limit: int,
+    branches: float, limit: int, spread: float = 0.9,
 ) -> Iterator[Turn]:  # fmt: skip
     """`turns`, `user`, `answer`, `think_s`: means (geometric; the others log-normal, as text lengths are)."""
     chain = Chain(_zipf(rng, tenants))
@@ -82,7 +84,7 @@ def _conversation(
             return
         if step > 2 and rng.random() < branches:  # the client edits an earlier message: its answer and all behind it go
             chain.cut(max(2, len(chain.prefixes) - 2 * rng.randint(1, 2)))
-        chain.grow(hash((number, 2 * step)), _length(rng, user))
+        chain.grow(hash((number, 2 * step)), _length(rng, user, spread))
         prefixes, prompt = tuple(chain.prefixes), chain.tokens
         output = _length(rng, answer)
         behind = chain.grow(hash((number, 2 * step + 1)), output)
@@ -101,6 +103,12 @@ def _agent(number: int, rng: random.Random) -> Iterator[Turn]:
     return _conversation(
         number, rng, tenants=40, system=6000, turns=18, user=1100, answer=180, think_s=4, branches=0.02, limit=90_000
     )
+
+
+def _documents(number: int, rng: random.Random) -> Iterator[Turn]:
+    return _conversation(
+        number, rng, tenants=200, system=250, turns=3, user=5000, answer=340, think_s=25, branches=0.03, limit=100_000, spread=1.5
+    )  # fmt: skip
 
 
 def _retrieval(number: int, rng: random.Random) -> Iterator[Turn]:
@@ -130,14 +138,18 @@ def _once(chain: Chain, number: int, rng: random.Random, question: float, answer
 TRACES = {
     trace.name: trace
     for trace in (
-        Trace("agent", "long tool-calling sessions; ideal hit ratio of coding agents is given as 94 %", _agent, is_session=True),
-        Trace("chat", "ideal hit ratio 54 % consumer, 62 % business: arXiv 2506.02634, table of traces A and B", _chat, is_session=True),
+        Trace("agent", "long tool-calling sessions; ideal hit ratio of coding agents is given as 94 %", _agent, slo_ttft_s=5.0),
+        Trace("chat", "ideal hit ratio 54 % consumer, 62 % business: arXiv 2506.02634, table of traces A and B", _chat),
         Trace("retrieval", "3 % of documents take 60 % of requests: arXiv 2404.12457 (here Zipf, s = 1, 1,000 documents)", _retrieval),
         Trace("no-reuse", "1,150 tokens in, 210 out: means of the public Azure conversation trace of 2023", _no_reuse),
         Trace("one-hot-prefix", "adversarial: everybody shares 12,000 tokens", _one_hot),
         Trace(
-            "burst", "the chat trace; one metro after the other sends many times its load (BurstGPT, arXiv 2401.17644: Gamma arrivals)",
-            _chat, True, ((0.2, 0.26, 0, 14.0), (0.45, 0.5, 12, 40.0), (0.7, 0.76, 30, 60.0)),
+            "burst", "the chat trace; one metro after the other sends many times its load (a Poisson process with steps",
+            _chat, bursts=((0.2, 0.26, 0, 14.0), (0.45, 0.5, 12, 40.0), (0.7, 0.76, 30, 60.0)),
+        ),
+        Trace(
+            "documents", "chat whose messages are long and unequal: log-normal, sigma 1.5 about 5,000 tokens, some prompts 20 times the median",
+            _documents, slo_ttft_s=10.0,
         ),
     )
 }  # fmt: skip
@@ -166,9 +178,14 @@ def sessions(
             starts.append((clock, city))
     starts.sort()
     return [
-        Session(number, city, at, trace.turns(number, trace.dice(seed, number)))
+        Session(number, city, at, trace.turns(number, trace.dice(seed, number)), guess_of(seed, number))
         for number, (at, city) in enumerate(starts)
     ]
+
+
+def guess_of(seed: int, number: int) -> float:
+    """Texts have three to six bytes a token, by language and kind, and a router counts on four."""
+    return random.Random(f"{seed} guess {number}").lognormvariate(0, GUESS_SPREAD)
 
 
 def matched(prefixes: tuple[Prefix, ...], seen: set[bytes]) -> int:
@@ -180,8 +197,8 @@ def matched(prefixes: tuple[Prefix, ...], seen: set[bytes]) -> int:
     return hit
 
 
-def _length(rng: random.Random, mean: float) -> int:
-    return max(8, int(rng.lognormvariate(0, 0.9) * mean * 0.667))  # exp(-0.9^2 / 2) keeps the mean
+def _length(rng: random.Random, mean: float, spread: float = 0.9) -> int:
+    return max(8, int(rng.lognormvariate(-spread * spread / 2, spread) * mean))
 
 
 _ZIPF: dict[int, list[float]] = {}

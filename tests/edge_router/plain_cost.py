@@ -8,10 +8,17 @@ from edge_router.rtt import seed_rtt_ms
 
 
 def plain_costs(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, tuple[float, dict[str, float]]]:
-    """By site: what sites are compared by, and the terms of the cost."""
-    return {
-        backend.name: _price(request, backend, eligible(request, backends)) for backend in eligible(request, backends)
-    }
+    """By site: what others lose, and the terms of the cost."""
+    sites = eligible(request, backends)
+    return {site.name: _price(request, site, sites) for site in sites}
+
+
+def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, float]:
+    """By site: what sites are compared by."""
+    plain, believed = plain_costs(request, backends), Assumptions()
+    costs = {name: sum(terms.values()) for name, (_, terms) in plain.items()}
+    most = believed.toll_floor_ms + believed.toll_share * min(costs.values(), default=0.0)
+    return {name: costs[name] + min(toll, most) for name, (toll, _) in plain.items()}
 
 
 def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendView]) -> tuple[float, dict[str, float]]:
@@ -22,45 +29,44 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
     rtt = site.rtt_ms
     if request.client is not None:
         rtt = seed_rtt_ms(request.client, site.place) + max(0.0, site.rtt_ms - site.seed_rtt_ms)
-    prefill = queue = wake = crowding = staleness_ms = externality_ms = 0.0
+    prefill = queue = wake = step = doubt = toll = 0.0
     if request.model is not None and (model is not None or status is None):
         cached = site.cached_tokens(request)
         most = max(other.cached_tokens(request) for other in others)
         prefill = (request.prompt_tokens - cached) * ms
-        externality_ms = _mean_load(request, others) * min(
-            believed.repeat_max_ms, believed.repeat * (max(0, most - cached) * ms)
-        )
-        queue = site.pending_tokens * ms
+        toll = _network_load(request, others) * believed.repeat_weight * max(0, most - cached) * ms
+        queue = max(site.pending_tokens, site.unanswered_tokens) * ms
         if model is not None:
-            load = min(believed.busiest, model.arriving_tokens_per_s * ms / 1000)
+            load = min(believed.most_load, model.arriving_tokens_per_s * ms / 1000)
             sent = site.pending_tokens * ms
             age = max(0.0, request.now_s - site.status_at_s) * 1000
             since = max(0.0, request.now_s - site.pending_since_s) * 1000
-            queue = max(0.0, model.queued_tokens * ms + sent - age * (1 - load), sent - since)
+            left, served = 0.0, age
             if model.residency != "device":
-                wake = model.wake_ms if model.wake_ms > 0 else believed.wake_ms
-            busy = model.kv_blocks_total > 0 and model.running + model.waiting > 0
-            kv = 1 - model.kv_blocks_free / model.kv_blocks_total if busy else 0.0
-            k = min(max(_occupancy(site), kv, 0.0), 0.95)
-            crowding = 1000 / model.decode_tokens_per_s / (1 - k) if model.decode_tokens_per_s > 0 else 0.0
-            externality_ms += prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
+                left = model.wake_ms if model.wake_ms > 0 else believed.wake_ms
+                if model.residency == "loading":
+                    left = left * (1 - min(1.0, max(0.0, model.loaded))) - age
+                elif site.pending_requests:
+                    left -= since
+                served = max(0.0, -left)
+            wake = max(0.0, left)
+            work = model.queued_tokens * ms + sent
+            queue = max(0.0, work - served * (1 - load), sent - since, site.unanswered_tokens * ms)
+            step = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else 0.0
+            toll += prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
         if not site.status_is_fresh or status is None:
-            staleness_ms = believed.staleness_ms + believed.queued_tokens * ms
+            doubt = believed.unsaid_ms + believed.unsaid_queue_tokens * ms
     elif not site.status_is_fresh:
-        staleness_ms = believed.staleness_ms
-    if _occupancy(site) >= 1:
-        queue += believed.saturated_ms
-    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill, wake=wake, decode_crowding=crowding, doubt=staleness_ms)
-    return (rtt + queue + prefill + wake + crowding + staleness_ms) + externality_ms, terms
+        doubt = believed.unsaid_ms
+    full = believed.full_ms if _occupancy(site) >= 1 else 0.0
+    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill, wake=wake, decode_step=step, full=full, doubt=doubt)
+    return toll, {**terms, "lateness": site.lateness_ms}
 
 
-def _mean_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:
-    loads = []
-    for site in sites:
-        model = site.model(request.model or "")
-        if model is not None and model.prefill_tokens_per_s > 0:
-            loads.append(min(1.0, model.arriving_tokens_per_s / model.prefill_tokens_per_s))
-    return sum(loads) / len(loads) if loads else 0.0
+def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:
+    known = [model for site in sites if (model := site.model(request.model or "")) is not None]
+    able = sum(model.prefill_tokens_per_s for model in known)
+    return sum(min(model.arriving_tokens_per_s, model.prefill_tokens_per_s) for model in known) / able if able else 0.0
 
 
 def _occupancy(site: BackendView) -> float:

@@ -87,7 +87,7 @@ async def test_own_pages_say_what_the_router_sees() -> None:
             "queue_ahead",
             "prefill",
             "wake",
-            "decode_crowding",
+            "decode_step",
             "doubt",
         }
         status, refused = await get("/debug/route?model=ember", headers={"x-client-geo": "nowhere"})

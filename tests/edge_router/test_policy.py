@@ -37,13 +37,14 @@ def term(request: RouteRequest, backend: BackendView, name: str) -> float:
     return rank(request, backend)[0].terms[name]
 
 
-def test_the_cost_is_the_sum_of_its_six_terms() -> None:
+def test_the_cost_is_the_sum_of_its_terms() -> None:
     backend = view(
         rtt_ms=7.0, model={"prefill_tokens_per_s": 1000.0, "queued_tokens": 500, "residency": "disk", "wake_ms": 80.0}
     )
     preference = rank(ASK, backend)[0]
     assert preference.terms == pytest.approx(
-        {"rtt": 7.0, "queue_ahead": 500.0, "prefill": 1000.0, "wake": 80.0, "decode_crowding": 0.0, "doubt": 0.0}
+        {"rtt": 7.0, "queue_ahead": 500.0, "prefill": 1000.0, "wake": 80.0}
+        | dict.fromkeys(("decode_step", "full", "doubt", "lateness"), 0.0)
     )
     assert preference.cost_ms == pytest.approx(1587.0)
 
@@ -135,16 +136,22 @@ def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
     assert term(ASK, view(model={"residency": "device", "wake_ms": 300.0}), "wake") == 0.0
 
 
-def test_running_neighbours_and_a_full_cache_crowd_a_site() -> None:
-    crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 50.0}
-    assert term(ASK, view(model=crowded), "decode_crowding") == pytest.approx(20 / 0.1)  # a step of 20 ms
-    idle_but_cached = {"running": 0, "kv_blocks_total": 100, "kv_blocks_free": 10}
-    assert term(ASK, view(model=idle_but_cached), "decode_crowding") == 0.0
+def test_a_site_whose_decodes_crowd_each_other_costs_its_published_step_once() -> None:
+    """The rate that a site publishes has its neighbours in it; how full the cache is says nothing more."""
+    crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 25.0}
+    assert term(ASK, view(model=crowded), "decode_step") == pytest.approx(40.0)
 
 
 def test_a_site_without_a_free_permit_is_nearly_the_last_resort() -> None:
     full = view("ams1", site={"inflight": 255}, pending_requests=1)
     assert names(rank(ASK, full, view("iad1", rtt_ms=900.0))) == ["iad1", "ams1"]
+
+
+def test_the_queue_that_a_full_first_choice_may_have_is_no_longer_for_its_being_full() -> None:
+    full = view("ams1", site={"inflight": 256})
+    first = rank(ASK, full, view("iad1", site={"inflight": 256}, rtt_ms=301.0))[0]
+    assert (first.backend.name, first.terms["full"]) == ("ams1", Assumptions().full_ms)
+    assert first.max_queue_ms == pytest.approx(300.0 + Assumptions().queue_slack_ms)
 
 
 @pytest.mark.parametrize("guessed", [{"status": None, "status_is_fresh": False}, {"status_is_fresh": False}])
@@ -239,6 +246,35 @@ def test_nearest_can_stand_where_the_client_stands() -> None:
     assert names(NearestPolicy().rank(request, [view("ams1"), view("sin1", rtt_ms=216.0)])) == ["sin1", "ams1"]
 
 
+def test_a_loading_model_serves_nothing_until_its_wake_is_over() -> None:
+    loading = {"residency": "loading", "wake_ms": 4000.0, "loaded": 0.5, "queued_tokens": 4000}
+    backend = view(status_at_s=100.0, model={**loading, "prefill_tokens_per_s": 2000.0})
+    for now_s, wake_ms, queue_ms in ((100.0, 2000.0, 2000.0), (101.5, 500.0, 2000.0), (103.0, 0.0, 1000.0)):
+        terms = rank(replace(ASK, now_s=now_s), backend)[0].terms
+        assert (terms["wake"], terms["queue_ahead"]) == (pytest.approx(wake_ms), pytest.approx(queue_ms))
+
+
+def test_a_model_that_this_router_has_woken_costs_only_what_is_left_of_the_wake() -> None:
+    asleep = view(
+        model={"residency": "host", "wake_ms": 4000.0}, pending_requests=1, pending_tokens=10, pending_since_s=100.0
+    )
+    assert term(replace(ASK, now_s=103.0), asleep, "wake") == pytest.approx(1000.0)
+
+
+def test_what_waits_behind_an_unanswered_request_is_ahead_whatever_the_status_says() -> None:
+    assert term(ASK, view(unanswered_tokens=4000), "queue_ahead") == pytest.approx(2000.0)
+    quiet = view("ams1", unanswered_tokens=4000, status_at_s=100.0, model={"queued_tokens": 0})
+    assert names(rank(replace(ASK, now_s=150.0), quiet, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]
+
+
+def test_a_site_whose_answers_come_late_is_as_much_dearer_and_expected_no_later() -> None:
+    late, other = view("ams1", lateness_ms=400.0), view("iad1", rtt_ms=90.0)
+    order = rank(ASK, late, other)
+    assert names(order) == ["iad1", "ams1"]
+    assert order[1].cost_ms == pytest.approx(901.0)
+    assert order[1].expected_ms == pytest.approx(501.0)  # what it is held to does not grow with its lateness
+
+
 def test_a_published_queue_is_worked_off_while_its_news_ages() -> None:
     queue = {"queued_tokens": 4000, "prefill_tokens_per_s": 2000.0}
     backend = view(status_at_s=100.0, model=queue)
@@ -292,10 +328,29 @@ def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network
     assert chosen(arriving=1000.0, queued=8000) == "iad1"  # nobody waits four seconds to save half a second
 
 
-def test_a_repeated_prefill_counts_only_up_to_a_limit_so_that_a_hot_prefix_spreads() -> None:
+def test_a_hot_prefix_spreads_before_its_holder_has_a_long_queue() -> None:
     """Everybody shares 12,000 tokens, and one site has computed them: a second one does, too, before the first has a minute of queue."""
     rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
     new = RouteRequest("ember", 12_100, b"k", held={"ams1": 12_000})
-    busy, hot = (view("ams1", model={"queued_tokens": queued, **rates}) for queued in (12_000, 16_000))
+    busy, hot = (view("ams1", model={"queued_tokens": queued, **rates}) for queued in (12_000, 24_000))
     assert names(rank(new, busy, view("iad1", model=rates))) == ["ams1", "iad1"]
     assert names(rank(new, hot, view("iad1", model=rates))) == ["iad1", "ams1"]
+
+
+@pytest.mark.parametrize("prompt_tokens", [1000, 20_000, 100_000])
+def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(prompt_tokens: int) -> None:
+    """The fast site is busy with short requests, ten a second: a long prompt delays many. The slow one is idle and five times slower."""
+    rates = {"prefill_tokens_per_s": 5000.0, "arriving_per_s": 10.0, "arriving_tokens_per_s": 4000.0}
+    fast = view("ams1", model=rates)
+    slow = view("iad1", model={"prefill_tokens_per_s": 1000.0})
+    order = rank(replace(ASK, prompt_tokens=prompt_tokens), fast, slow)
+    believed, least_ms = Assumptions(), min(each.cost_ms for each in order)
+    assert order[0].cost_ms <= least_ms + believed.toll_floor_ms + believed.toll_share * least_ms + believed.reach_ms
+
+
+def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:
+    """A slow site without a moment's rest beside an idle one a hundred times as fast is a network with nothing to do: nobody waits for others' sake."""
+    slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
+    fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
+    home = replace(ASK, home=Home("ams1", 990, by_name=False))
+    assert names(rank(home, replace(slow, rtt_ms=80.0), fast)) == ["iad1", "ams1"]

@@ -10,9 +10,10 @@ from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.placement import MAX_WALK
 from edge_router.policy import BackendView, Home, RouteRequest
-from edge_router.policy.cost import CostPolicy, Priced
+from edge_router.policy.cost import CostPolicy, Priced, Scored
+from edge_router.policy.shortlist import MAX_HOLDERS, MAX_NEAR
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
-from tests.edge_router.plain_cost import plain_costs
+from tests.edge_router.plain_cost import plain_costs, plain_scores
 from wire.status import ModelStatus, Place
 
 NAMES = tuple(f"s{i}" for i in range(8))
@@ -40,6 +41,8 @@ def backend(draw: st.DrawFn, name: str) -> BackendView:
         site={"inflight": draw(st.integers(0, 256))},
         state=draw(st.sampled_from(["healthy", "unknown", "unhealthy", "draining"])),
         rtt_ms=draw(st.floats(0.3, 300)),
+        lateness_ms=draw(st.sampled_from([0.0, 250.0])),
+        unanswered_tokens=draw(st.sampled_from([0, 3000])),
         pending_tokens=draw(st.integers(0, 5000)),
         pending_requests=draw(st.integers(0, 5)),
         status_is_fresh=draw(st.booleans()),
@@ -150,18 +153,22 @@ def test_prices_are_the_plain_formulas_to_the_last_bit(
         busy.append(replace(site, status=status))
     where = data.draw(st.sampled_from([None, Place("client", 52.0, 4.0)]))
     asked = replace(request, model=data.draw(st.sampled_from([None, "ember", "other"])), client=where, now_s=7.25)
+    tolls: dict[str, float] = {}
     scores: dict[str, float] = {}
 
     class Listening(CostPolicy):
-        def price(self, *given: Any) -> Priced:
-            priced = super().price(*given)
-            scores[priced.backend.name] = priced.score
-            return priced
+        def _scored(self, priced: list[Priced]) -> list[Scored]:
+            scored = super()._scored(priced)
+            tolls.update({each.backend.name: each.toll_ms for each in priced})
+            scores.update({each.backend.name: each.score_ms for each in scored})
+            return scored
 
     found = {preference.backend.name: preference.terms for preference in Listening().rank(asked, busy)}
     plain = plain_costs(asked, busy)
     assert found == {name: terms for name, (_, terms) in plain.items()}
-    assert scores == {name: score for name, (score, _) in plain.items()}
+    if len(found) > 1:
+        assert tolls == {name: toll for name, (toll, _) in plain.items()}
+        assert scores == plain_scores(asked, busy)
 
 
 class CountingPolicy(CostPolicy):
@@ -176,13 +183,13 @@ class CountingPolicy(CostPolicy):
         model: ModelStatus | None,
         cached: int,
         most_cached: int,
-        mean_load: float,
+        network_load: float,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, mean_load)
+        return super().price(request, backend, model, cached, most_cached, network_load)
 
 
-def test_five_thousand_sites_are_each_priced_once_and_few_are_hashed(monkeypatch: object) -> None:
+def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:
     from edge_router import placement
 
     hashed = []
@@ -190,8 +197,28 @@ def test_five_thousand_sites_are_each_priced_once_and_few_are_hashed(monkeypatch
     monkeypatch.setattr(placement, "_weight", lambda key, name: hashed.append(name) or weight(key, name))  # type: ignore[attr-defined]
     policy = CountingPolicy()
     ranked = policy.rank(RouteRequest("ember", 1000, b"key"), [view(f"s{i}") for i in range(5000)])
-    assert len(ranked) == policy.priced == 5000
+    assert MAX_NEAR <= len(ranked) == policy.priced <= MAX_NEAR + MAX_HOLDERS
     assert len(hashed) <= MAX_WALK
+
+
+@given(st.integers(0, 299), st.sampled_from(["home", "held", "published"]))
+def test_whoever_holds_a_conversation_is_priced_however_far_it_is(which: int, how: str) -> None:
+    name = f"s{which}"
+    sites = [view(f"s{i}", rtt_ms=1.0 + i / 10) for i in range(300)]
+    request = RouteRequest("ember", 5000, b"key", digests=((7, 4900), (5, 100)))
+    match how:
+        case "home":
+            request = replace(request, home=Home(name, 4900, by_name=False))
+        case "held":
+            request = replace(request, held={name: 4900})
+        case _:
+            sites[which] = replace(sites[which], prefixes=frozenset({7}))
+    assert order(request, sites)[0] == name
+
+
+def test_of_many_near_sites_with_a_queue_the_idle_one_farther_away_is_priced() -> None:
+    busy = [view(f"s{i}", rtt_ms=1.0, model={"queued_tokens": 4000}, backlog_ms=2000.0) for i in range(100)]
+    assert order(RouteRequest("ember", 1000, b"key"), [*busy, view("idle", rtt_ms=200.0)])[0] == "idle"
 
 
 @given(

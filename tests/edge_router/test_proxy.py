@@ -33,7 +33,7 @@ async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_head
         route = dict(part.split("=") for part in response.headers["x-pilotlight-route"].split("; "))
         assert route["site"] == "ams1"
         assert route["tries"] == "1"
-        assert {"cost", "rtt", "queue_ahead", "prefill", "wake", "decode_crowding", "reason"} <= set(route)
+        assert {"cost", "rtt", "queue_ahead", "prefill", "wake", "decode_step", "reason"} <= set(route)
         assert response.headers["x-request-id"] == fakes[0].seen[0].headers["x-request-id"] == "mine-1"
         assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
         assert running.counted("pilotlight_router_time_to_first_token_seconds_count", site="ams1") == 1

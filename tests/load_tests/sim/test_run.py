@@ -10,6 +10,7 @@ from load_tests.scenarios.routing import POLICIES
 from load_tests.sim.router import HEALTH, SimRouter
 from load_tests.sim.run import Simulation, prepare, simulate
 from load_tests.sim.traces import TRACES
+from load_tests.sim.trouble import Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 
 
@@ -31,7 +32,7 @@ def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(p
 def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
     simulation = ran("Pilotlight", trace)
     for number, site in enumerate(simulation.sites):
-        assert site.running + site.waiting == len(simulation._live[number])
+        assert site.running + site.waiting == len(simulation._live[number])  # whose site is at work on them
         outstanding = sum(router.backends[number].outstanding for router in simulation.routers)
         assert outstanding >= site.running + site.waiting  # the others are on their way
     assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation._live))
@@ -48,7 +49,7 @@ def test_no_policy_hits_more_than_an_infinite_cache(policy: str, trace: str) -> 
 def test_equal_seeds_replay_exactly_and_others_do_not(policy: str) -> None:
     def figures(seed: int) -> dict[str, object]:
         outcome = simulate(policy, POLICIES[policy].make, TRACES["burst"], "heavy", 500, seed)
-        return asdict(replace(outcome, wall_s=0.0, seed=0))
+        return asdict(replace(outcome, cpu_s=0.0, seed=0))
 
     assert figures(11) == figures(11)
     assert figures(11) != figures(12)
@@ -78,11 +79,11 @@ def test_a_status_is_known_only_after_half_a_round_trip() -> None:
     assert HEALTH.interval_s == 1.0
 
 
-def test_a_slower_publication_makes_predictions_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_publication_makes_predictions_worse() -> None:
     def error_ms(publish_s: float) -> float:
-        monkeypatch.setattr("load_tests.sim.run.PUBLISH_S", publish_s)
-        alone = POLICIES["no declining"].make
-        return simulate("x", alone, TRACES["no-reuse"], "heavy", 3000, 11, faults=False).error_ms["queue"]
+        alone, trouble = POLICIES["no declining"].make, Trouble(publish_s=publish_s)
+        run = simulate("x", alone, TRACES["no-reuse"], "heavy", 3000, 11, faults=False, trouble=trouble)
+        return run.error_ms["queue"]
 
     assert error_ms(4.0) > 1.3 * error_ms(0.25)
 

@@ -1,0 +1,48 @@
+"""By how much a site's answers come later than it led this router to expect: what shows up a site that is slow, misled or lying, whatever it publishes.
+
+A prediction is an average, so an answer counts as late only beyond TOLERANCE times it. What was seen is forgotten with a half-life: a site that was
+shunned for its lateness is tried again, by one request at a time.
+"""
+
+from collections.abc import Callable
+
+TOLERANCE = 1.5  # times the prediction
+HALF_LIFE_S = 20.0
+PRIOR_ANSWERS = 3.0  # that came in time: one late answer says little
+LEAST_MS = 20.0  # below which a site counts as punctual
+
+
+class Lateness:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._late_ms = 0.0  # sum over the answers, of what each took beyond its tolerance; punctual ones count against it
+        self._answers = 0.0
+        self._at = float("-inf")
+
+    def observe(self, expected_ms: float, actual_ms: float) -> None:
+        """An answer has begun."""
+        self._forget()
+        late_ms = actual_ms - TOLERANCE * expected_ms
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later
+        self._answers += 1
+
+    @property
+    def is_punctual(self) -> bool:
+        return self._late_ms == 0.0
+
+    def mean_ms(self, overdue_ms: float = 0.0) -> float:
+        """`overdue_ms`: by how much an answer that has not come yet is late already."""
+        if self.is_punctual and overdue_ms <= 0:
+            return 0.0
+        self._forget()
+        waiting = overdue_ms > 0
+        mean_ms = (self._late_ms + max(0.0, overdue_ms)) / (self._answers + waiting + PRIOR_ANSWERS)
+        return mean_ms if mean_ms >= LEAST_MS else 0.0
+
+    def _forget(self) -> None:
+        now = self._clock()
+        elapsed_s, self._at = now - self._at, now
+        if elapsed_s > 0:
+            kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
+            self._late_ms *= kept
+            self._answers *= kept
