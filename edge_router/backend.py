@@ -196,7 +196,9 @@ class PublishedStatus:
 
     def _set(self, status: SiteStatus, asked_at: float) -> None:
         self.status, self.at = status, asked_at
-        queues_ms = [1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0]
+        queues_ms = [
+            1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
+        ]
         self.backlog_ms = max(queues_ms, default=0.0)
 
     def _decoded(self, status: SiteStatus) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""By how much a site's answers come later than it led this router to expect: what shows up a site that is slow, misled or lying, whatever it publishes.
+"""By how much a site's answers come later than it led this router to expect: what shows up a site that is slow or lying, whatever it publishes.
 
 A prediction is an average, so an answer counts as late only beyond TOLERANCE times it. What was seen is forgotten with a half-life: a site that was
 shunned for its lateness is tried again, by one request at a time.
@@ -15,7 +15,9 @@ LEAST_MS = 20.0  # below which a site counts as punctual
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._late_ms = 0.0  # sum over the answers, of what each took beyond its tolerance; punctual ones count against it
+        self._late_ms = (
+            0.0  # sum over the answers, of what each took beyond its tolerance; punctual ones count against it
+        )
         self._answers = 0.0
         self._at = float("-inf")
 

@@ -184,9 +184,7 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
     model = preference.backend.model(name) if name is not None else None
     if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
         return float("inf")
-    expected_ms = sum(
-        [preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_step")]
-    )
+    expected_ms = sum([preference.terms.get(term, 0.0) for term in ("rtt", "queue_ahead", "prefill", "decode_step")])
     return max(stall_s, TIMES * expected_ms / 1000)
 
 

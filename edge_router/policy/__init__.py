@@ -61,7 +61,9 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
-    unanswered_tokens: int = 0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+    unanswered_tokens: int = (
+        0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
+    )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None

@@ -1,13 +1,13 @@
 """The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
 
     cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
-    score = cost + toll, among the sites whose cost is at most toll_floor_ms + (1 + toll_share) * the least cost
+    score = cost + toll * most / (toll + most),  most = toll_share * the least cost
 
 The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
 site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/lateness.py). The toll is what
 everybody else loses: those who come behind and wait for this prefill, and those who lose cache because tokens that another site holds are computed
-again. It decides only among sites that would answer about as soon: a long prompt owes minutes, and would else be sent to the slowest site for it. So
-for others' sake no client waits longer than its own least wait allows.
+again. It counts for less the larger it is, and never for more than `most`: a long prompt owes minutes, and would else be sent to the slowest site for
+it. So for others' sake a client waits at most toll_share times longer than at the site that would answer it first.
 
 Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal sites:
 among equals the home wins, then rendezvous hashing.
@@ -41,11 +41,13 @@ class Assumptions:
     unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
-    # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache.
+    # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
+    # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
     repeat_weight: float = 16.0
-    toll_share: float = 0.5  # of the least cost; with the floor, the most that a client waits longer for others' sake
-    toll_floor_ms: float = 500.0
-    queue_slack_ms: float = 150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
+    toll_share: float = 4.0  # of the least cost: the most that a client waits longer for others' sake
+    queue_slack_ms: float = (
+        150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
+    )
 
 
 class Priced(NamedTuple):
@@ -56,7 +58,6 @@ class Priced(NamedTuple):
 
 
 class Scored(NamedTuple):
-    is_too_dear: bool  # the client would wait too long for others' sake: after all that are not
     score_ms: float  # what sites are compared by
     cost_ms: float
     backend: BackendView
@@ -73,8 +74,10 @@ class CostPolicy:
         models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
         cached = [backend.cached_tokens(request) for backend in candidates]
         most_cached, network_load = max(cached, default=0), _network_load(models)
+        holders = sum([2 * held >= most_cached for held in cached])
+        repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
         priced = [
-            self.price(request, backend, model, held, most_cached, network_load)
+            self.price(request, backend, model, held, most_cached, repeat_weight)
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
         if len(priced) == 1:
@@ -91,22 +94,20 @@ class CostPolicy:
 
     def _scored(self, priced: list[Priced]) -> list[Scored]:
         """Best first."""
-        believed = self.assumptions
-        least_ms = min([each.cost_ms for each in priced], default=0.0)
-        most_ms = believed.toll_floor_ms + (1 + believed.toll_share) * least_ms
-        scored = [Scored(cost > most_ms, cost + toll, cost, backend, terms) for cost, toll, backend, terms in priced]
+        most_ms = self.assumptions.toll_share * min([each.cost_ms for each in priced], default=0.0)
+        scored = [
+            Scored(cost + toll * most_ms / (toll + most_ms) if toll > 0 else cost, cost, backend, terms)
+            for cost, toll, backend, terms in priced
+        ]
         scored.sort(key=_best_first)
         return scored
 
     def _max_queue_ms(self, first: Scored, scored: list[Scored]) -> float | None:
-        """The predicted queue, and by how much it can grow before the next best site is as good."""
+        """The predicted queue, and what the next best site costs more."""
         other = next((each for each in scored if each is not first), None)
         if other is None:
             return None
-        believed, more_ms = self.assumptions, max(0.0, other.score_ms - first.score_ms)
-        if other.is_too_dear:
-            more_ms = max(more_ms, (other.cost_ms - believed.toll_floor_ms) / (1 + believed.toll_share) - first.cost_ms)
-        return first.terms["queue_ahead"] + more_ms + believed.queue_slack_ms
+        return first.terms["queue_ahead"] + max(0.0, other.score_ms - first.score_ms) + self.assumptions.queue_slack_ms
 
     def price(
         self,
@@ -115,10 +116,10 @@ class CostPolicy:
         model: ModelStatus | None,
         cached: int,
         most_cached: int,
-        network_load: float,
+        repeat_weight: float,
     ) -> Priced:
-        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does; `network_load`: share of
-        all sites' time that prefill takes."""
+        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does; `repeat_weight`: how many
+        times the prefill of tokens that another site holds is lost to others."""
         believed, status = self.assumptions, backend.status
         # It changes slowly: a stale rate is better than a guess.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
@@ -127,7 +128,7 @@ class CostPolicy:
         prefill_ms = queue_ms = wake_ms = step_ms = doubt_ms = toll_ms = 0.0
         if request.model is not None and (model is not None or status is None):
             prefill_ms = (request.prompt_tokens - cached) * ms_per_token
-            toll_ms = network_load * believed.repeat_weight * max(0, most_cached - cached) * ms_per_token
+            toll_ms = repeat_weight * max(0, most_cached - cached) * ms_per_token
             if model is not None:
                 load = min(believed.most_load, model.arriving_tokens_per_s * ms_per_token / 1000)
                 wake_ms, served_ms = self._wake_ms(request, backend, model)
@@ -182,11 +183,11 @@ class CostPolicy:
         if home is not None:
             stickiness_ms = reach_ms + self.assumptions.stickiness_ms if home.by_name else reach_ms
             at_home = next((each for each in scored if each.backend.name == home.site), None)
-            if at_home is not None and not at_home.is_too_dear and at_home.score_ms <= least_ms + stickiness_ms:
+            if at_home is not None and at_home.score_ms <= least_ms + stickiness_ms:
                 return [at_home, *(each for each in scored if each is not at_home)], "home"
             reason = "home_too_dear" if at_home is not None else "home_lost"
         near = 1
-        while near < len(scored) and not scored[near].is_too_dear and scored[near].score_ms <= least_ms + reach_ms:
+        while near < len(scored) and scored[near].score_ms <= least_ms + reach_ms:
             near += 1
         if request.placement_key is None or near == 1:
             return scored, reason
@@ -209,8 +210,8 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
     return arriving / able if able else 0.0
 
 
-def _best_first(scored: Scored) -> tuple[bool, float, str]:
-    return scored.is_too_dear, scored.score_ms, scored.backend.name
+def _best_first(scored: Scored) -> tuple[float, str]:
+    return scored.score_ms, scored.backend.name
 
 
 def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:

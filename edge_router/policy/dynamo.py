@@ -1,6 +1,6 @@
 """Baseline: the cost of NVIDIA Dynamo's KV router, as its documentation describes it: prompt blocks that would be computed there, what is being
-computed included, plus blocks of active decodes; lowest first, or drawn by a softmax of the normalised costs where a temperature is given. It knows no
-distance."""
+computed included, plus blocks of active decodes; lowest first, or drawn by a softmax of the normalised costs where a temperature is given. It knows
+no distance."""
 
 import math
 import random

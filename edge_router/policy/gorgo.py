@@ -1,5 +1,5 @@
 """Baseline: GORGO's cost (arXiv 2602.11688): network latency plus queued prefill work plus prefill of the prompt's uncached part, lowest first, with
-each site's own measured prefill rate. Each term has a weight, which its authors tune to the traffic. It knows no waking, no crowding, no staleness."""
+each site's own measured prefill rate. Each term has a weight, which its authors tune to the traffic. It knows no waking, crowding or staleness."""
 
 from collections.abc import Sequence
 

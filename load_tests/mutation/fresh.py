@@ -340,14 +340,14 @@ FRESH = (
     ),
     Mutant(
         "edge_router/policy/cost.py",
-        "max(0.0, work - age * (1 - load), sent - since)",
-        "max(0.0, work - age * (1 - load))",
+        "max(0.0, work_ms - worked_off_ms, sent_ms - since_ms, backend",
+        "max(0.0, work_ms - worked_off_ms, backend",
         "what was just sent to a site is forgotten with its old status",
     ),
     Mutant(
         "edge_router/policy/cost.py",
-        "at_home.score <= cheapest + stickiness_ms",
-        "at_home.score <= cheapest + reach",
+        "at_home.score_ms <= least_ms + stickiness_ms",
+        "at_home.score_ms <= least_ms + reach_ms",
         "a named session leaves its home as soon as any other",
     ),
     Mutant(

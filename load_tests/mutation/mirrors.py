@@ -70,7 +70,7 @@ _TESTS = {
     "runtime/resumption.py": "runtime/test_resumption",
     "runtime/output_processor.py": "runtime/test_output_processor",
     "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
-    "edge_router/backend.py": "edge_router/test_backend",
+    "edge_router/backend.py": "edge_router/test_backend edge_router/test_lateness",
     "edge_router/deployments.py": "edge_router/test_deployments",
     "edge_router/durable.py": "edge_router/test_durable",
     "edge_router/health.py": "edge_router/test_backend",

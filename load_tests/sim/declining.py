@@ -14,7 +14,7 @@ GUESSED_TOKENS_PER_S = 2000.0
 
 class DecliningPolicy(InformedPolicy):
     def __init__(self, policy: Policy, slack_ms: float = 150.0, has_ms: bool = True) -> None:
-        """`slack_ms`: by how much the queue may be longer than known; `has_ms`: the policy's costs are times, so what the next site costs more is added."""
+        """`slack_ms`: by how much the queue may be longer than known; `has_ms`: costs are times, so what the next site costs more is added."""
         super().__init__()
         self._policy = policy
         self._slack_ms = slack_ms

@@ -55,7 +55,7 @@ def site_capacity(spec: SiteSpec, shape: Shape) -> float:
 
 
 def _is_bearable(spec: SiteSpec, shape: Shape, rate: float) -> bool:
-    """By Little's law: so many decodes run as begin in the time that one takes, its steps being as long as their number and the prefills make them."""
+    """By Little's law: so many decodes run as begin in the time that one takes, its steps as long as their number and the prefills make them."""
     running = 0.0
     for _ in range(200):
         chunk_s = CHUNK / spec.prefill_tokens_per_s + STEP_S * STEP_GROWTH * running

@@ -1,4 +1,4 @@
-"""Trace files in Mooncake's format as clients of the simulation: a line of JSON per request, with its time, lengths and the ids of its prompt's blocks.
+"""Trace files in Mooncake's format as clients of the simulation: a line of JSON per request: time, lengths, the ids of its prompt's blocks.
 
 The files say when and what, not where: a request that shares more than the most common block with an earlier one comes from the same city, others
 from cities by their weight. Answers have no ids, so a later turn finds only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
@@ -35,6 +35,8 @@ class TraceFile:
 
     def __init__(self, lines: Iterable[Line], name: str = "mooncake") -> None:
         self.name = name
+        self.source = "a file in Mooncake's format; geography drawn by the seed"
+        self.slo_ttft_s = SLO_TTFT_S
         self.lines = sorted((line for line in lines if line.input_length > 0), key=lambda line: line.timestamp)
         if not self.lines:
             raise ValueError("the trace file has no request")
@@ -45,11 +47,11 @@ class TraceFile:
 
     @classmethod
     def read(cls, path: Path) -> "TraceFile":
-        """Raises OSError, and msgspec.MsgspecError on what is no line of this format."""
-        opened = lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
-        with opened as file:
-            decoder = msgspec.json.Decoder(Line)
-            return cls([decoder.decode(line) for line in file if line.strip()], path.name.partition(".")[0])
+        """Raises OSError, lzma.LZMAError, and msgspec.MsgspecError on what is no line of this format."""
+        raw = path.read_bytes()
+        lines = (lzma.decompress(raw) if path.suffix == ".xz" else raw).splitlines()
+        decoder = msgspec.json.Decoder(Line)
+        return cls([decoder.decode(line) for line in lines if line.strip()], path.name.partition(".")[0])
 
     def shape(self) -> Shape:
         """The average request; the first third fills the infinite cache."""

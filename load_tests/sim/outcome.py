@@ -1,4 +1,4 @@
-"""What a run is judged by: times to the first token, for each further one and to the last; goodput; cache hits beside what an infinite cache would give;
+"""What a run is judged by: times to the first token, for each further one and to the last; goodput; cache hits beside an infinite cache's;
 what was shed, and how well it was predicted.
 
 Counts only; what a call is and when it counts is run.py's.

@@ -4,11 +4,12 @@ Probes are applied when the router next decides, in the order and with the delay
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from edge_router.backend import Backend, Ticket
+from edge_router.hints import EVERY_S, sleeping_winner
 from edge_router.policy import Policy, Preference, RouteRequest
 from edge_router.rtt import RoundTrip, seed_rtt_ms
 from edge_router.session import ConversationFingerprint, SessionTable
@@ -56,6 +57,7 @@ class SimRouter:
         self._sites = sites
         self._seen = [-1] * len(sites)  # sequence of the newest status applied
         self._next_probe = [0.0] * len(sites)
+        self._hinted_at = [float("-inf")] * len(sites)
         self._look_s = min(HEALTH.interval_s, trouble.publish_s) / 4  # four times as often as there is news
         self._jitter = random.Random(f"jitter {number}")
         self._rtt_ms = [
@@ -69,10 +71,9 @@ class SimRouter:
         self,
         conversation: ConversationFingerprint,
         turn: Turn,
-        tried: Collection[str],
         now: float,
         published: list[list[Publication]],
-    ) -> tuple[RouteRequest, Preference] | None:
+    ) -> tuple[RouteRequest, list[Preference]]:
         """`turn`: the truth, for policies that are told it."""
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)
@@ -89,8 +90,15 @@ class SimRouter:
         if isinstance(self.policy, InformedPolicy):
             self.policy.see(self._sites, self.world.rtt_s[self.number], turn, now)
         preferences = self.policy.rank(request, [backend.view() for backend in self.backends])
-        preference = next((p for p in preferences if p.backend.name not in tried), None)
-        return None if preference is None else (request, preference)
+        return request, preferences
+
+    def hint(self, preferences: list[Preference], now: float) -> int | None:
+        """Return the site that is to be told that its sleeping model is wanted, as a real router tells it."""
+        winner = sleeping_winner(MODEL, preferences)
+        if winner is None or now - self._hinted_at[self.index[winner[0]]] < EVERY_S:
+            return None
+        self._hinted_at[self.index[winner[0]]] = now
+        return self.index[winner[0]]
 
     def send(self, site: int, tokens: int, expected_ms: float) -> tuple[AbstractContextManager[Ticket], Ticket]:
         scope = self.backends[site].inflight(tokens, expected_ms=expected_ms)

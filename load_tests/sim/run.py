@@ -17,7 +17,7 @@ from edge_router.policy import MAX_DECLINES, Policy, Preference
 from edge_router.session import ConversationFingerprint, Prefix
 from load_tests.sim.cities import City, load_cities
 from load_tests.sim.load import LOADS, QUIET, capacity, shape_of
-from load_tests.sim.mooncake import SLO_TTFT_S, TraceFile
+from load_tests.sim.mooncake import TraceFile
 from load_tests.sim.outcome import Outcome, Tally
 from load_tests.sim.router import KEPT_S, Publication, SimRouter
 from load_tests.sim.site import MODEL, Job, SimSite
@@ -129,10 +129,13 @@ class Simulation:
         turn = call.turn
         if len(call.tried) - call.declined >= MAX_TRIES:
             return self._give_up(call)
-        choice = call.router.decide(call.conversation, turn, call.tried, self.now, self.published)
-        if choice is None:
+        request, preferences = call.router.decide(call.conversation, turn, self.now, self.published)
+        preference = next((each for each in preferences if each.backend.name not in call.tried), None)
+        if preference is None:
             return self._give_up(call)
-        request, preference = choice
+        wanted = None if call.tried else call.router.hint(preferences, self.now)
+        if wanted is not None:
+            self.at(self.now + self.world.rtt_s[call.router.number][wanted] / 2, self._hinted, wanted)
         call.preference, call.sent_at = preference, self.now
         call.site = call.router.index[preference.backend.name]
         call.tried.append(preference.backend.name)
@@ -160,6 +163,10 @@ class Simulation:
         self._ever.update(prefix.digest for prefix in turn.prefixes)
         self._live[call.site][id(call)] = call
         self._await(call.site)
+
+    def _hinted(self, number: int) -> None:
+        if self.sites[number].is_up:
+            self.sites[number].wake(self.now)
 
     def _await(self, number: int) -> None:
         """Come back when the site's next event is due."""
@@ -325,10 +332,10 @@ def prepare(
     world = build_world(cities, seed, (measured[0] + 0.1 * day, measured[1] - 0.2 * day) if faults else None)
     world = replace(world, outages=(*world.outages, *trouble.outages(world, measured)))
     if isinstance(trace, TraceFile):
-        arrivals, slo_ttft_s = trace.sessions(cities, rate, requests, seed), SLO_TTFT_S
+        arrivals = trace.sessions(cities, rate, requests, seed)
     else:
-        arrivals, slo_ttft_s = sessions(trace, cities, rate / shape.turns, end, day, seed), trace.slo_ttft_s
-    return Simulation(make_policy, world, arrivals, seed, measured, slo_ttft_s, trouble)
+        arrivals = sessions(trace, cities, rate / shape.turns, end, day, seed)
+    return Simulation(make_policy, world, arrivals, seed, measured, trace.slo_ttft_s, trouble)
 
 
 def simulate(
@@ -345,7 +352,9 @@ def simulate(
     began = time.process_time()
     simulation.run()
     cpu_s = time.process_time() - began
-    turned = sum(site.evicted_tokens for site in simulation.sites) / sum(site.spec.kv_tokens for site in simulation.sites)
+    turned = sum(site.evicted_tokens for site in simulation.sites) / sum(
+        site.spec.kv_tokens for site in simulation.sites
+    )
     wakes = sum(site.wakes for site in simulation.sites)
     return simulation.tally.outcome(
         name, trace.name, load, seed, simulation.begun, simulation.events, cpu_s, turned, wakes

@@ -1,8 +1,8 @@
-"""A modelled site: permits, one prefill queue, decodes that crowd each other, a prefix cache that evicts, a model that sleeps; and sites that mislead.
+"""A modelled site: permits, one prefill queue, decodes that crowd each other, a cache that evicts, a model that sleeps; and sites that mislead.
 
-Prompts are prefilled one after the other, in chunks that share a step with all running decodes: so a prefill slows decodes down, and they it. Time
-enters as an argument; between two events everything goes on at constant rates, so nothing is computed step by step. A decode's end is kept in steps of
-its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: tiers behind the cache that are slower.
+Prompts are prefilled one after the other, in chunks that share a step with all running decodes: so a prefill slows decodes down, and they it.
+Time enters as an argument; between two events everything goes on at constant rates, so nothing is computed step by step. A decode's end is kept in
+steps of its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: tiers behind the cache that are slower.
 """
 
 import math
@@ -107,10 +107,7 @@ class SimSite:
         need = prompt - cached + output  # sequences share the blocks of a common prefix
         if self.running + self.waiting >= self.spec.max_inflight or self._held_tokens + need > self.spec.kv_tokens:
             return None
-        if self._is_asleep(now):
-            self._awake_at = now + self.spec.wake_ms / 1000
-            self.wakes += 1
-        self._last_use = now
+        self.wake(now)
         self._held_tokens += need
         self._held_outputs += output
         self._keep(prefixes)
@@ -120,6 +117,13 @@ class SimSite:
         self._queue.append(job)
         self._queued_tokens += job.left_tokens
         return job
+
+    def wake(self, now: float) -> None:
+        """A request has come, or a router's hint."""
+        if self._is_asleep(now):
+            self._awake_at = now + self.spec.wake_ms / 1000
+            self.wakes += 1
+        self._last_use = now
 
     def queued_tokens(self) -> int:
         """Accepted and not yet computed."""
@@ -174,7 +178,9 @@ class SimSite:
         asleep, waking = self._is_asleep(now), now < self._awake_at
         total = self.spec.kv_tokens // BLOCK
         says_idle = self.fault == "says idle"
-        error = self.spec.rate_error * self.spec.prefill_tokens_per_s / self._rate  # a gray one publishes what it once was
+        error = (
+            self.spec.rate_error * self.spec.prefill_tokens_per_s / self._rate
+        )  # a gray one publishes what it once was
         inflight = 0 if says_idle else self.running + self.waiting
         model = ModelStatus(
             MODEL,

@@ -1,4 +1,4 @@
-"""Baseline: SkyWalker's two layers (arXiv 2505.24095), by its paper: a balancer in each region knows its own sites at once and others by what they publish.
+"""Baseline: SkyWalker's two layers (arXiv 2505.24095), by its paper: a region's balancer knows its own sites at once, others by what they publish.
 
 A request is pushed to a site only while fewer than a number of requests wait there; among those the longest known prefix, if it covers a share of the
 prompt, else the fewest requests. Where no local site is free, a remote region's is, by the same rule; where none is, the local site with the fewest.

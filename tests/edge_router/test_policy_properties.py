@@ -1,7 +1,5 @@
 """What the policy promises for any sites and any request: drawn by hypothesis, judged by the order alone."""
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -183,10 +181,10 @@ class CountingPolicy(CostPolicy):
         model: ModelStatus | None,
         cached: int,
         most_cached: int,
-        network_load: float,
+        repeat_weight: float,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, network_load)
+        return super().price(request, backend, model, cached, most_cached, repeat_weight)
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:

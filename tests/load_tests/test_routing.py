@@ -1,90 +1,92 @@
-"""The routing record: others' figures are taken from an earlier record only where the simulation still replays them."""
+"""The routing record: what was simulated is kept and not repeated, tables and plots are drawn from the record alone."""
 
 import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from edge_router.policy import Policy
 from load_tests.scenarios import routing
-from load_tests.sim.load import LOADS
 from load_tests.sim.outcome import Outcome
-from load_tests.sim.traces import TRACES, Trace
-from load_tests.sim.world import HELD_OUT_SEEDS
+from load_tests.sim.traces import Trace
+from load_tests.sim.trouble import NONE, TROUBLES, Trouble
+from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 from load_tests.tables.routing import OURS
 
 
 class FakeSimulation:
-    """Figures that depend on policy, trace, load and seed alone, and on a version for the policies named."""
+    """Figures that depend on policy, trace, load, seed and trouble alone."""
 
     def __init__(self) -> None:
-        self.changed: set[str] = set()
-        self.simulated: set[tuple[str, str, str]] = set()
+        self.runs: list[tuple[str, str, str, int, str]] = []
 
     def __call__(
-        self, policy: str, make: Callable[[], Policy], trace: Trace, load: str, requests: int, seed: int
-    ) -> Outcome:
-        self.simulated.add((policy, trace.name, load))
-        figure = crc32(f"{policy} {trace.name} {load} {seed} {policy in self.changed}".encode()) % 1000 + 1.0
-        given = {"policy": policy, "trace": trace.name, "load": load, "seed": seed}
-        plain = {field.name: {} if "dict" in str(field.type) else figure for field in fields(Outcome)}
-        return Outcome(**{**plain, **given})  # type: ignore[arg-type]
+        self, policy: str, make: Callable[[], Policy], trace: Trace, load: str, requests: int, seed: int, trouble: Trouble = NONE
+    ) -> Outcome:  # fmt: skip
+        self.runs.append((policy, trace.name, load, seed, trouble.name))
+        figure = crc32(f"{self.runs[-1]}".encode()) % 1000 + 1.0
+        given: dict[str, Any] = {"policy": policy, "trace": trace.name, "load": load, "seed": seed}
+        plain: dict[str, Any] = {field.name: {} if "dict" in str(field.type) else figure for field in fields(Outcome)}
+        return Outcome(**{**plain, **given})
 
 
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSimulation:
     fake = FakeSimulation()
     monkeypatch.setattr(routing, "simulate", fake)
+    monkeypatch.setattr(routing, "decision_costs", lambda: {"25": {"rank_us": 90.0, "gorgo_rank_us": 60.0}})
+    monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000})
     monkeypatch.setenv("OUT", str(tmp_path))
     return fake
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr("sys.argv", ["routing", *arguments])
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    monkeypatch.setattr("sys.argv", ["routing", "--policies", OURS, "GORGO", "Dynamo", *arguments])
     routing.main()
-
-
-def whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    run(monkeypatch)
     (written,) = tmp_path.glob("*routing.json")
-    return written.rename(tmp_path / "earlier.json")
+    record: dict[str, Any] = json.loads(written.read_text())["results"]
+    return record
 
 
-def test_others_are_kept_and_ours_are_simulated_anew(
+def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    earlier = whole_record(monkeypatch, tmp_path)
-    simulation.changed.add(OURS)
-    simulation.simulated.clear()
-    run(monkeypatch, "--keep-others", str(earlier))
-    (written,) = tmp_path.glob("*routing.json")
-    old, new = (json.loads(path.read_text())["results"]["cells"] for path in (earlier, written))
-    assert [(c["trace"], c["load"], c["policy"]) for c in new] == [(c["trace"], c["load"], c["policy"]) for c in old]
-    assert {cell["policy"] for cell, before in zip(new, old, strict=True) if cell != before} == {OURS}
-    others = len(routing.POLICIES) - 2
-    assert len(simulation.simulated) == 2 * len(TRACES) * len(LOADS) + others
-    assert json.loads(written.read_text())["results"]["others_kept_from"]["replayed_alike"]
+    results = run(monkeypatch, tmp_path, "--traces", "chat", "agent")
+    assert len(results["cells"]) == 2 * 2 * 3
+    assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
+    assert not set(results["seeds"]) & set(TUNING_SEEDS)
+    assert [cell["trouble"] for cell in results["troubles"]][::3] == list(TROUBLES)
+    assert results["parameters"]["GORGO"]["chosen"] == results["parameters"]["GORGO"]["grid"][0]
+    assert (tmp_path / "routing-heavy.svg").read_text().count("GORGO") == 2
 
 
-def test_a_simulation_that_no_longer_replays_the_record_keeps_nothing_of_it(
+def test_what_was_simulated_is_not_repeated(
     simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    earlier = whole_record(monkeypatch, tmp_path)
-    simulation.changed.add("GORGO")
-    with pytest.raises(SystemExit, match=r"GORGO on .* is not what the record says"):
-        run(monkeypatch, "--keep-others", str(earlier))
-    assert not list(tmp_path.glob("*routing.json"))
+    arguments = ("--traces", "chat", "--resume", str(tmp_path / "runs"))
+    first = run(monkeypatch, tmp_path, *arguments)
+    simulated = len(simulation.runs)
+    assert run(monkeypatch, tmp_path, *arguments) == first
+    assert len(simulation.runs) == simulated
 
 
-def test_a_record_of_other_seeds_is_refused(
+def test_a_policy_whose_sites_publish_oftener_is_simulated_so_but_where_something_else_is_wrong(
     simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    earlier = whole_record(monkeypatch, tmp_path)
-    record = json.loads(earlier.read_text())
-    record["results"]["seeds"] = [1, *HELD_OUT_SEEDS[1:]]
-    earlier.write_text(json.dumps(record))
-    with pytest.raises(SystemExit, match="other seeds"):
-        run(monkeypatch, "--keep-others", str(earlier))
+    run(monkeypatch, tmp_path, "--traces", "chat", "--no-troubles", "--quiet")
+    assert {trouble for policy, *_, trouble in simulation.runs if policy == "Dynamo"} == {"statuses are 0.1 s apart"}
+    assert {trouble for policy, *_, trouble in simulation.runs if policy != "Dynamo"} == {"none"}
+
+
+def test_tuning_tries_every_grid_on_a_tuning_seed_alone(
+    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["routing", "--tune", "--policies", "GORGO", "SkyWalker"])
+    routing.main()
+    assert {seed for *_, seed, _ in simulation.runs} == {TUNING_SEEDS[0]}
+    assert len(simulation.runs) == 2 * 6 * len(routing.TUNED_ON)
+    assert capsys.readouterr().out.count("best") == 2

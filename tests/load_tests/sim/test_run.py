@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from edge_router.policy.cost import CostPolicy
-from load_tests.scenarios.routing import POLICIES
+from load_tests.sim.contenders import CONTENDERS
 from load_tests.sim.router import HEALTH, SimRouter
 from load_tests.sim.run import Simulation, prepare, simulate
 from load_tests.sim.traces import TRACES
@@ -15,12 +15,12 @@ from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 
 
 def ran(policy: str, trace: str, load: str = "heavy", requests: int = 2000, seed: int = 11) -> Simulation:
-    simulation = prepare(POLICIES[policy].make, TRACES[trace], load, requests, seed)
+    simulation = prepare(CONTENDERS[policy].make, TRACES[trace], load, requests, seed)
     simulation.run()
     return simulation
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", CONTENDERS)
 def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(policy: str) -> None:
     simulation = ran(policy, "chat")
     assert simulation.begun > 700
@@ -41,14 +41,14 @@ def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("policy", ["Pilotlight", "llm-d", "round robin"])
 def test_no_policy_hits_more_than_an_infinite_cache(policy: str, trace: str) -> None:
-    outcome = simulate(policy, POLICIES[policy].make, TRACES[trace], "moderate", 600, 12)
+    outcome = simulate(policy, CONTENDERS[policy].make, TRACES[trace], "moderate", 600, 12)
     assert 0 <= outcome.hit_ratio <= outcome.bound < 1
 
 
 @pytest.mark.parametrize("policy", ["Pilotlight", "power of two", "SMG cache-aware"])
 def test_equal_seeds_replay_exactly_and_others_do_not(policy: str) -> None:
     def figures(seed: int) -> dict[str, object]:
-        outcome = simulate(policy, POLICIES[policy].make, TRACES["burst"], "heavy", 500, seed)
+        outcome = simulate(policy, CONTENDERS[policy].make, TRACES["burst"], "heavy", 500, seed)
         return asdict(replace(outcome, cpu_s=0.0, seed=0))
 
     assert figures(11) == figures(11)
@@ -81,8 +81,8 @@ def test_a_status_is_known_only_after_half_a_round_trip() -> None:
 
 def test_a_slower_publication_makes_predictions_worse() -> None:
     def error_ms(publish_s: float) -> float:
-        alone, trouble = POLICIES["no declining"].make, Trouble(publish_s=publish_s)
-        run = simulate("x", alone, TRACES["no-reuse"], "heavy", 3000, 11, faults=False, trouble=trouble)
+        alone, trouble = CONTENDERS["no declining"].make, Trouble(publish_s=publish_s)
+        run = simulate("x", alone, TRACES["no-reuse"], "heavy", 1500, 11, faults=False, trouble=trouble)
         return run.error_ms["queue"]
 
     assert error_ms(4.0) > 1.3 * error_ms(0.25)

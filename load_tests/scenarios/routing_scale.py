@@ -1,0 +1,88 @@
+"""What a decision costs at a number of sites, in processor time, and how many bytes their statuses are: part of `make bench-routing`."""
+
+import random
+import statistics
+from collections.abc import Callable
+from time import process_time
+
+from edge_router.backend import Backend
+from edge_router.policy import RouteRequest
+from edge_router.policy.cost import CostPolicy
+from edge_router.policy.gorgo import GorgoPolicy
+from edge_router.rtt import RoundTrip
+from edge_router.session import ConversationFingerprint, Prefix, SessionTable
+from sites.config import PlaceConfig
+from sites.network import HealthConfig, SiteRef
+from wire.prefixes import MAX_PUBLISHED, encode_prefixes
+from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
+
+SITES = (25, 330, 5000)
+DIGESTS = 32  # of a prompt: what a long conversation brings
+SAMPLES, REPEATS = 7, 40
+
+
+def decision_costs() -> dict[str, dict[str, float]]:
+    """By number of sites: microseconds of processor time of rank() and of a baseline's, and of a table's look-up; medians."""
+    costs = {}
+    for number in SITES:
+        views = [backend.view() for backend in _backends(number)]
+        digests = tuple((2**31 + i, 6000 - 150 * i) for i in range(DIGESTS))
+        request = RouteRequest("m", 6000, b"key", held={"s3": 3000}, digests=digests, now_s=1.0)
+        policy, baseline = CostPolicy(), GorgoPolicy()
+        costs[str(number)] = {
+            "rank_us": _us(lambda: policy.rank(request, views)),  # noqa: B023
+            "gorgo_rank_us": _us(lambda: baseline.rank(request, views)),  # noqa: B023
+        }
+    return costs
+
+
+def status_bytes() -> dict[str, float]:
+    """Bytes of one status as JSON, with the most prefixes that it may publish and with none."""
+    full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
+    return {"full_bytes": len(full), "without_digest_bytes": len(empty), "table_entry_bytes": _table_entry_bytes()}
+
+
+def _table_entry_bytes() -> float:
+    """Of memory, an entry of the session table: a prefix that one site holds."""
+    import tracemalloc
+
+    entries = 20_000
+    tracemalloc.start()
+    table = SessionTable(entries, 3600.0, lambda: 0.0)
+    for i in range(entries):
+        table.learn(ConversationFingerprint.of(None, (Prefix(i.to_bytes(16, "big"), 100),), 100), f"site{i % 300}")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return round(held / len(table), 1)
+
+
+def _backends(number: int) -> list[Backend]:
+    rng = random.Random(number)
+    backends = []
+    for i in range(number):
+        place = PlaceConfig(city="x", latitude=rng.uniform(-50, 60), longitude=rng.uniform(-180, 180))
+        ref = SiteRef(name=f"s{i}", url="http://127.0.0.1", place=place)
+        backend = Backend(ref, RoundTrip(rng.uniform(1, 300)), HealthConfig(), lambda: 1.0)
+        backend.answered(_status(ref.name, 500, rng.randrange(20_000)), 0.5)
+        backends.append(backend)
+    return backends
+
+
+def _status(name: str, prefixes: int, queued_tokens: int = 1000) -> SiteStatus:
+    held = random.Random(name).sample(range(2**31), prefixes)
+    model = ModelStatus(
+        "m", "device", 1.0, 32_768, 20, 3, queued_tokens, 40_000, 60_000, 4500.0, 40.0, 900.0, prefixes=encode_prefixes(held),
+        arriving_per_s=3.0, arriving_tokens_per_s=2000.0,
+    )  # fmt: skip
+    process = ProcessStatus("site", 1, name)
+    return SiteStatus(name, "0", Place("x", 0.0, 0.0), 1, True, False, 23, 100, (model,), (process,))
+
+
+def _us(call: Callable[[], object]) -> float:
+    samples = []
+    for _ in range(SAMPLES):
+        began = process_time()
+        for _ in range(REPEATS):
+            call()
+        samples.append(1e6 * (process_time() - began) / REPEATS)
+    return round(statistics.median(samples), 1)

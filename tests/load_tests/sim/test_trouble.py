@@ -1,0 +1,73 @@
+"""Each trouble is in the simulation what its name says; and a site that misleads costs ours little more than its own share."""
+
+import statistics
+
+import pytest
+
+from edge_router.policy.cost import CostPolicy
+from load_tests.sim.cities import load_cities
+from load_tests.sim.run import simulate
+from load_tests.sim.site import SimSite
+from load_tests.sim.traces import TRACES
+from load_tests.sim.trouble import FLAP_S, NONE, TROUBLES, Trouble, hit_site
+from load_tests.sim.world import build_world
+
+WORLD = build_world(load_cities(), 1)
+MEASURED = (100.0, 200.0)
+
+
+def test_a_trouble_hits_the_site_that_most_clients_are_nearest_to() -> None:
+    assert WORLD.rtt_s[0][hit_site(WORLD)] == min(WORLD.rtt_s[0])
+
+
+def test_outages_lie_within_the_measured_time_and_at_whom_they_are_for() -> None:
+    flaps = Trouble(is_flapping=True).outages(WORLD, MEASURED)
+    assert [outage.ends - outage.begins for outage in flaps] == [FLAP_S] * 8
+    assert {outage.site for outage in flaps} == {hit_site(WORLD)}
+    (cut,) = Trouble(is_partitioned=True).outages(WORLD, MEASURED)
+    assert len(cut.routers) == len(WORLD.routers) / 3
+    lost = Trouble(is_region_lost=True).outages(WORLD, MEASURED)
+    assert hit_site(WORLD) in {outage.site for outage in lost}
+    assert all(MEASURED[0] < outage.begins < outage.ends < MEASURED[1] for outage in (*flaps, cut, *lost))
+    assert NONE.outages(WORLD, MEASURED) == ()
+
+
+def test_round_trips_are_off_by_at_most_the_factor_both_ways() -> None:
+    factors = [
+        factor for row in TROUBLES["round trips are off by up to 3 times"].rtt_factors(WORLD, 1) for factor in row
+    ]
+    assert 1 / 3 <= min(factors) < 0.5
+    assert 2 < max(factors) <= 3
+    assert {factor for row in NONE.rtt_factors(WORLD, 1) for factor in row} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("a site publishes no load and never declines", 1.6),
+        ("a site claims to hold what others hold", 1.6),
+        ("a site is 8 times slower than it says", 1.6),
+    ],
+)
+def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, most: float) -> None:
+    """It is the nearest of twelve to the most clients. Small runs, so the bounds are wider than what the record shows."""
+
+    def p95_ms(trouble: Trouble) -> float:
+        runs = [
+            simulate("ours", CostPolicy, TRACES["chat"], "heavy", 1800, seed, faults=False, trouble=trouble) for seed in (11, 12)
+        ]  # fmt: skip
+        return statistics.fmean(run.p95_ms for run in runs)
+
+    assert p95_ms(TROUBLES[name]) <= most * p95_ms(NONE)
+
+
+def test_without_what_routers_observe_a_site_that_says_it_is_idle_ruins_everybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the test above rests on: the fault is severe."""
+    monkeypatch.setattr("edge_router.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
+    told = Trouble(fault="says idle")
+    run = simulate("ours", CostPolicy, TRACES["chat"], "heavy", 1800, 11, faults=False, trouble=told)
+    base = simulate("ours", CostPolicy, TRACES["chat"], "heavy", 1800, 11, faults=False)
+    assert run.p95_ms > 3 * base.p95_ms
+    assert SimSite(WORLD.sites[0], "says idle").told_queue_tokens() == 0
