@@ -16,7 +16,7 @@ from typing import Any
 
 from load_tests.records import spread, write_record
 from load_tests.scenarios.routing_scale import decision_costs, status_bytes
-from load_tests.sim.contenders import CONTENDERS, Contender
+from load_tests.sim.contenders import CONTENDERS, Contender, Parameters
 from load_tests.sim.load import LOADS
 from load_tests.sim.mooncake import TraceFile
 from load_tests.sim.outcome import SLO_TPOT_MS, Outcome
@@ -136,10 +136,7 @@ def _results(
             **{name: f"first token within {trace.slo_ttft_s:g} s" for name, trace in traces.items()},
             "all": f"{SLO_TPOT_MS:g} ms for each further token, a request's mean",
         },
-        "parameters": {
-            name: {"chosen": dict(CONTENDERS[name].grid[0]), "grid": [dict(each) for each in CONTENDERS[name].grid]}
-            for name in asked.policies
-        },
+        "parameters": {name: [_named(each) for each in CONTENDERS[name].grid] for name in asked.policies},  # the chosen first
         "traces": {name: trace.source for name, trace in traces.items()},
         "simulated_requests": sum(run.begun for run in runs),
         "seconds_on_one_core": round(sum(run.cpu_s for run in runs)),
@@ -149,6 +146,10 @@ def _results(
         "decisions": decision_costs(),
         "statuses": status_bytes(),
     }  # fmt: skip
+
+
+def _named(parameters: Parameters) -> dict[str, Any]:
+    return {name: value if isinstance(value, int | float) else asdict(value) for name, value in parameters.items()}
 
 
 def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:

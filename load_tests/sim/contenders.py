@@ -47,14 +47,6 @@ class AcceptingPolicy(CostPolicy):
         return [replace(preference, max_queue_ms=None) for preference in super().rank(request, backends)]
 
 
-def _ours(**assumed: float) -> Policy:
-    return CostPolicy(Assumptions(**assumed))
-
-
-def _ours_alone(**assumed: float) -> Policy:
-    return AcceptingPolicy(Assumptions(**assumed))
-
-
 def _gorgo_declining(**weights: float) -> Policy:
     return DecliningPolicy(GorgoPolicy(**weights))
 
@@ -67,7 +59,7 @@ def _preble_declining(**chosen: float) -> Policy:
     return DecliningPolicy(PreblePolicy(**chosen))
 
 
-def _dynamo_declining(**chosen: float) -> Policy:
+def _dynamo_declining(**chosen: Any) -> Policy:
     return DecliningPolicy(DynamoPolicy(**chosen), slack_ms=500.0, has_ms=False)
 
 
@@ -79,6 +71,7 @@ def _scores(*sets: tuple[float, float, float, float]) -> tuple[Parameters, ...]:
     return tuple({"prefix": prefix, "queue": queue, "kv": kv, "rtt": rtt} for prefix, queue, kv, rtt in sets)
 
 
+ASSUMED = ({"assumptions": Assumptions()},)
 GORGO = _weights((1, 1, 1), (1, 0.5, 2), (1, 1, 2), (1, 1, 4), (1, 0.5, 4), (1, 2, 1))
 LLM_D = _scores((3, 2, 2, 2), (3, 2, 2, 0), (3, 2, 2, 4), (3, 4, 1, 3), (6, 2, 1, 2), (2, 3, 1, 1))
 PREBLE = tuple(
@@ -107,8 +100,8 @@ SKYWALKER = tuple(
 DYNAMO_PUBLISHES = Trouble("statuses are 0.1 s apart", publish_s=0.1)
 
 CONTENDERS = {
-    OURS: Contender(_ours),
-    OURS_ALONE: Contender(_ours_alone),
+    OURS: Contender(CostPolicy, ASSUMED),
+    OURS_ALONE: Contender(AcceptingPolicy, ASSUMED),
     "GORGO": Contender(GorgoPolicy, GORGO),
     "GORGO, declining": Contender(_gorgo_declining, GORGO),
     "llm-d": Contender(WeightedScoresPolicy, LLM_D),

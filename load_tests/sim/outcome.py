@@ -100,14 +100,15 @@ class Tally:
         self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, cpu_s: float, turned_over: float, wakes: int
     ) -> Outcome:  # fmt: skip
         p50, p95, p99 = _percentiles(self._ttft, 50, 95, 99)
-        tpot, e2e = _percentiles(self._tpot, 50, 95), _percentiles(self._e2e, 50, 95)
+        tpot50, tpot95 = _percentiles(self._tpot, 50, 95)
+        e2e50, e2e95 = _percentiles(self._e2e, 50, 95)
         mean = sum(self._ttft) / max(1, len(self._ttft))
         sent = max(1, len(self._ttft) + self.shed)
         off = np.array(self._off or [(0.0, 0.0, 0.0)])
         names = ("all", "queue", "prefill")
         slow = Counter(terms for terms, ttft in zip(self._terms, self._ttft, strict=True) if ttft >= p95)
         return Outcome(
-            policy, trace, load, seed, sent, p50, p95, p99, round(mean, 1), *tpot, *e2e, self._good / sent,
+            policy, trace, load, seed, sent, p50, p95, p99, round(mean, 1), tpot50, tpot95, e2e50, e2e95, self._good / sent,
             self._cached / max(1, self._prompt), self._ideal / max(1, self._prompt), self.shed / sent,
             self._cross / max(1, len(self._ttft)), self._retried / sent,
             self._declined / sent, self.cut, begun, events, round(cpu_s, 2), round(turned_over, 2), wakes,
@@ -118,5 +119,5 @@ class Tally:
         )  # fmt: skip
 
 
-def _percentiles(values: list[float], *shares: int) -> tuple[float, ...]:
-    return tuple(round(float(value), 1) for value in np.percentile(np.array(values or [0.0]), shares))
+def _percentiles(values: list[float], *shares: int) -> list[float]:
+    return [round(float(value), 1) for value in np.percentile(np.array(values or [0.0]), shares)]

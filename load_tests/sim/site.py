@@ -2,7 +2,7 @@
 
 Prompts are prefilled one after the other, in chunks that share a step with all running decodes: so a prefill slows decodes down, and they it.
 Time enters as an argument; between two events everything goes on at constant rates, so nothing is computed step by step. A decode's end is kept in
-steps of its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: tiers behind the cache that are slower.
+steps of its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: slower tiers.
 """
 
 import math

@@ -10,6 +10,7 @@ from zlib import crc32
 import pytest
 
 from edge_router.policy import Policy
+from edge_router.policy.cost import Assumptions
 from load_tests.scenarios import routing
 from load_tests.sim.outcome import Outcome
 from load_tests.sim.traces import Trace
@@ -60,7 +61,8 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
     assert not set(results["seeds"]) & set(TUNING_SEEDS)
     assert [cell["trouble"] for cell in results["troubles"]][::3] == list(TROUBLES)
-    assert results["parameters"]["GORGO"]["chosen"] == results["parameters"]["GORGO"]["grid"][0]
+    assert len(results["parameters"]["GORGO"]) == 6
+    assert results["parameters"][OURS][0]["assumptions"]["toll_share"] == Assumptions().toll_share
     assert (tmp_path / "routing-heavy.svg").read_text().count("GORGO") == 2
 
 
