@@ -44,7 +44,7 @@ class Assumptions:
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
     # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
     repeat_weight: float = 16.0
-    toll_share: float = 4.0  # of the least cost: the most that a client waits longer for others' sake
+    toll_share: float = 2.0  # of the least cost: the most that a client waits longer for others' sake
     queue_slack_ms: float = (
         150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
     )

@@ -2,6 +2,7 @@
 
 import random
 import statistics
+import tracemalloc
 from collections.abc import Callable
 from time import process_time
 
@@ -22,7 +23,7 @@ SAMPLES, REPEATS = 7, 40
 
 
 def decision_costs() -> dict[str, dict[str, float]]:
-    """By number of sites: microseconds of processor time of rank() and of a baseline's, and of a table's look-up; medians."""
+    """Return, by number of sites, the microseconds of processor time of rank() and of a baseline's; medians."""
     costs = {}
     for number in SITES:
         views = [backend.view() for backend in _backends(number)]
@@ -37,15 +38,13 @@ def decision_costs() -> dict[str, dict[str, float]]:
 
 
 def status_bytes() -> dict[str, float]:
-    """Bytes of one status as JSON, with the most prefixes that it may publish and with none."""
+    """Return the bytes of one status as JSON, with the most prefixes that it may publish and with none; and of a table's entry."""
     full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
     return {"full_bytes": len(full), "without_digest_bytes": len(empty), "table_entry_bytes": _table_entry_bytes()}
 
 
 def _table_entry_bytes() -> float:
     """Of memory, an entry of the session table: a prefix that one site holds."""
-    import tracemalloc
-
     entries = 20_000
     tracemalloc.start()
     table = SessionTable(entries, 3600.0, lambda: 0.0)

@@ -1,6 +1,6 @@
 """Who is compared, each with the parameters that did best on the tuning seeds, from a grid of so many as every other had.
 
-`python -m load_tests.scenarios.routing --tune` tries the grids; what it chose stands first in each.
+`python -m load_tests.scenarios.routing --tune` tries the grids and says which set is best.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,12 @@ Parameters = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Contender:
     make_with: Callable[..., Policy]
-    grid: Sequence[Parameters] = ({},)  # what was chosen stands first
+    grid: Sequence[Parameters] = ({},)
+    chosen: int = 0  # of the grid
     trouble: Trouble = NONE  # Dynamo's sites publish as often as it would have them
 
     def make(self) -> Policy:
-        return self.make_with(**self.grid[0])
+        return self.make_with(**self.grid[self.chosen])
 
 
 class AcceptingPolicy(CostPolicy):
@@ -92,7 +93,7 @@ SMG = tuple(
         (0.3, 2, 1.1),
         (0.5, 1, 1.1),
     )
-)  # per router, which sees a small part of a site's load: so lower ones than its own defaults, which stand first, are tried, too
+)  # per router, which sees a small part of a site's load: so lower ones than its own defaults are tried, too
 SKYWALKER = tuple(
     {"max_waiting": most, "match_share": share}
     for most, share in ((2, 0.5), (1, 0.5), (3, 0.5), (4, 0.3), (2, 0.3), (8, 0.5))
@@ -102,15 +103,15 @@ DYNAMO_PUBLISHES = Trouble("statuses are 0.1 s apart", publish_s=0.1)
 CONTENDERS = {
     OURS: Contender(CostPolicy, ASSUMED),
     OURS_ALONE: Contender(AcceptingPolicy, ASSUMED),
-    "GORGO": Contender(GorgoPolicy, GORGO),
+    "GORGO": Contender(GorgoPolicy, GORGO, 2),
     "GORGO, declining": Contender(_gorgo_declining, GORGO),
-    "llm-d": Contender(WeightedScoresPolicy, LLM_D),
-    "llm-d, declining": Contender(_llm_d_declining, LLM_D),
-    "Preble": Contender(PreblePolicy, PREBLE),
-    "Preble, declining": Contender(_preble_declining, PREBLE),
-    "SkyWalker": Contender(SkyWalkerPolicy, SKYWALKER),
-    "Dynamo": Contender(DynamoPolicy, DYNAMO, DYNAMO_PUBLISHES),
-    "Dynamo, declining": Contender(_dynamo_declining, DYNAMO, DYNAMO_PUBLISHES),
+    "llm-d": Contender(WeightedScoresPolicy, LLM_D, 4),
+    "llm-d, declining": Contender(_llm_d_declining, LLM_D, 4),
+    "Preble": Contender(PreblePolicy, PREBLE, 3),
+    "Preble, declining": Contender(_preble_declining, PREBLE, 3),
+    "SkyWalker": Contender(SkyWalkerPolicy, SKYWALKER, 5),
+    "Dynamo": Contender(DynamoPolicy, DYNAMO, 0, DYNAMO_PUBLISHES),
+    "Dynamo, declining": Contender(_dynamo_declining, DYNAMO, 0, DYNAMO_PUBLISHES),
     "SMG cache-aware": Contender(CacheAwarePolicy, SMG),
     "power of two": Contender(PowerOfTwoPolicy),
     "least outstanding": Contender(LeastOutstandingPolicy),

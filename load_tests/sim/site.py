@@ -130,7 +130,7 @@ class SimSite:
         return int(self._queued_tokens)
 
     def next_event_at(self) -> float:
-        """When a prefill or a decode will end, if nothing comes in between; infinity: nothing is at work."""
+        """Return when a prefill or a decode will end, if nothing comes in between; infinity: nothing is at work."""
         at = math.inf
         if self._queue:
             begins = max(self._at, self._awake_at)

@@ -88,7 +88,9 @@ async def test_own_pages_say_what_the_router_sees() -> None:
             "prefill",
             "wake",
             "decode_step",
+            "full",
             "doubt",
+            "lateness",
         }
         status, refused = await get("/debug/route?model=ember", headers={"x-client-geo": "nowhere"})
         assert (status, refused["error"]["param"]) == (400, "x-client-geo")

@@ -61,8 +61,10 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
     assert not set(results["seeds"]) & set(TUNING_SEEDS)
     assert [cell["trouble"] for cell in results["troubles"]][::3] == list(TROUBLES)
-    assert len(results["parameters"]["GORGO"]) == 6
-    assert results["parameters"][OURS][0]["assumptions"]["toll_share"] == Assumptions().toll_share
+    gorgo, ours = results["parameters"]["GORGO"], results["parameters"][OURS]
+    assert gorgo["chosen"] in gorgo["grid"]
+    assert len(gorgo["grid"]) == 6
+    assert ours["chosen"]["assumptions"]["toll_share"] == Assumptions().toll_share
     assert (tmp_path / "routing-heavy.svg").read_text().count("GORGO") == 2
 
 
