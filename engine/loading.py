@@ -157,7 +157,8 @@ class ModelLoading(NamedTuple):
         if self.links is None:
             return WHOLE
         stages, number = self.stages, self.links.stage
-        return self.links.shard._replace(stage=Stage(number, len(stages), stages[number]) if len(stages) > 1 else None)
+        stage = Stage(number, len(stages), stages[number]) if len(stages) > 1 else None
+        return self.links.shard._replace(stage=stage, has_whole_experts=self.host.expert_parallel)
 
     @property
     def stages(self) -> list[range]:
@@ -170,8 +171,9 @@ class ModelLoading(NamedTuple):
         config, links = self.config, self.links
         if links is None:
             return CacheLayout(config.cached_layers, self.host.block_size, self._dtype(), self._longest())
-        degrees = Parallelism(links.shard.size, links.num_stages)
-        degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, 0)
+        degrees = Parallelism.of_host(self.host)
+        num_experts = plan_model(self.raw_config).num_experts
+        degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
         layers = [layer.part_of(links.shard) for layer in config.cached_layers]
         sizes = (self.host.block_size, self._dtype(), self._longest())
         return CacheLayout(layers, *sizes, self.stages, links.stage)

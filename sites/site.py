@@ -66,6 +66,10 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             description="into which devices in brackets are divided, in their order: each has a run of a model's layers, and its devices share those"
         ),
     ] = 1
+    expert_parallel: Annotated[
+        bool,
+        Meta(description="devices in brackets have some of each layer's experts, instead of a part of every one"),
+    ] = False
     hosts: Annotated[
         tuple[EngineHostConfig, ...],
         Meta(description="instead of device and devices: one table for each host, where they differ in what they do"),
@@ -186,6 +190,10 @@ class EngineConfig(Table, frozen=True, kw_only=True):
                 "hosts of several roles need kv_host_gib above 0: KV blocks go from one to another through host memory"
             )
         shared = [group for group in self.device_groups if len(group) > 1]
+        if self.expert_parallel and not shared:
+            raise ValueError(
+                "expert_parallel is of devices in brackets of their own, which share every model: name some"
+            )
         if self.stages > 1 and not shared:
             raise ValueError("stages are of devices in brackets of their own, which share every model: name some")
         if odd := [group for group in shared if len(group) % self.stages]:

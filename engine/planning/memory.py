@@ -111,7 +111,7 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
     """Return the bytes of a CUDA device's KV cache where a host is told the sizes of its models instead: what they, a step of this one and libraries
     leave."""
     limits = StepLimits(host.max_num_batched_tokens, host.max_num_seqs, host.block_size)
-    places = Parallelism.of_group(len(host.group), host.stages).stage_places
+    places = Parallelism.of_host(host).stage_places
     try:
         model = read_model(directory, dtype)
         own = max(sum(model.weight_bytes(place, on_cpu=False).values()) for place in places)

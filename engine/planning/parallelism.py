@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
+from engine.protocol import HostConfig
 from engine.weights.shard import Shard
 
 
@@ -38,9 +39,16 @@ class Parallelism(NamedTuple):
         return [RankPlace(self, 0, stage) for stage in range(self.pp)]
 
     @classmethod
-    def of_group(cls, size: int, num_stages: int) -> "Parallelism":
-        """Return the degrees of a host's ranks; of no group, one's."""
-        return cls(size // num_stages, num_stages) if size > 1 else cls()
+    def of_group(cls, size: int, num_stages: int, is_by_experts: bool) -> "Parallelism":
+        """Return the degrees of a host's ranks; of no group, one's. `is_by_experts`: those of a stage have some of its experts each."""
+        if size < 2:
+            return cls()
+        per_stage = size // num_stages
+        return cls(per_stage, num_stages, per_stage if is_by_experts else 1)
+
+    @classmethod
+    def of_host(cls, host: HostConfig) -> "Parallelism":
+        return cls.of_group(len(host.group), host.stages, host.expert_parallel)
 
     def __str__(self) -> str:
         return f"tp {self.tp}, pp {self.pp}, ep {self.ep}"

@@ -103,6 +103,14 @@ class WeightLoader:
         loader.projections = None  # they are of the model's own type
         return loader
 
+    def unshared(self) -> "WeightLoader":
+        """Return a loader of the same model that gives this rank whole tensors."""
+        loader = WeightLoader(
+            self._storage, self.dtype, self.device, self._format, self._keeps_packed, WHOLE, self._reads_codes
+        )
+        loader.projections = None
+        return loader
+
     def unpacked(self) -> "WeightLoader":
         """Return a loader of the same model whose matrices are plain, whatever their format."""
         return WeightLoader(self._storage, self.dtype, self.device, self._format, False, self.shard)
@@ -186,7 +194,12 @@ class WeightLoader:
         num_parts: int = 1,
     ) -> Weight:
         """Return the matrices of all experts, [experts, rows, columns], that the checkpoint keeps in one tensor. With `are_pairs`, gate and up rows
-        take turns there; here gates are above ups. `num_parts`: so many matrices lie there one below the other, and ranks share each."""
+        take turns there; here gates are above ups. `num_parts`: so many matrices lie there one below the other, and ranks share each. Raises
+        CheckpointError where each rank is to have some of the experts."""
+        if self.shard.has_whole_experts and self.shard.size > 1:
+            raise CheckpointError(
+                f"{name} keeps all experts in one tensor, of which ranks have a part each: drop expert_parallel"
+            )
         of_columns = self.shard.span(columns, 1, name, split == "columns")
         part = self.shard.span(rows // num_parts, 2 if are_pairs else 1, name, split == "rows")
         spans = [AxisRange(rows, 0, rows)]

@@ -80,6 +80,11 @@ class Shard(NamedTuple):
     rank: int = 0
     size: int = 1
     stage: Stage | None = None  # None: all layers
+    has_whole_experts: bool = False  # of a layer's experts each rank has some, instead of a part of each
+
+    def experts(self, num_experts: int, name: str) -> AxisRange:
+        """Return the experts of which this rank has its part, or all. Raises CheckpointError."""
+        return self.span(num_experts, 1, name, self.has_whole_experts)
 
     def stage_of(self, num_layers: int) -> Stage:
         return self.stage or Stage(0, 1, range(num_layers))

@@ -147,6 +147,10 @@ def serve(
         typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
     ] = "auto",
     pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
+    expert_parallel: Annotated[
+        bool,
+        typer.Option("--expert-parallel", help="Devices of --tp have some of each layer's experts, not a part of all."),
+    ] = False,
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
@@ -181,6 +185,7 @@ def serve(
         lossless,
         pp,
         tuple(adapter or ()),
+        expert_parallel,
     )
     raise typer.Exit(run(served, clients))
 

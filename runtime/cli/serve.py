@@ -58,11 +58,16 @@ class Served(NamedTuple):
     lossless: str = "auto"
     pp: int = 1
     adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
+    expert_parallel: bool = False
 
     @property
     def engine(self) -> dict[str, Any]:
         """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
-        ranks = self.tp * self.pp
+        ranks, split = self.tp * self.pp, {"stages": self.pp, "expert_parallel": self.expert_parallel}
+        if self.expert_parallel and self.tp == 1:
+            raise CliError(
+                "--expert-parallel divides a layer's experts among the devices of --tp: give it more than one."
+            )
         if self.is_split and ranks > 1:
             raise CliError(
                 "--tp and --pp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
@@ -72,12 +77,12 @@ class Served(NamedTuple):
         if ranks == 1:
             return {"device": self.device}
         if self._is_on_cpu:
-            return {"devices": [["cpu"] * ranks], "stages": self.pp}
+            return {"devices": [["cpu"] * ranks], **split}
         if self.device not in ("auto", "cuda"):
             raise CliError(
                 f"--tp {self.tp} --pp {self.pp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
             )
-        return {"devices": [[f"cuda:{i}" for i in range(ranks)]], "stages": self.pp}
+        return {"devices": [[f"cuda:{i}" for i in range(ranks)]], **split}
 
     @property
     def _is_on_cpu(self) -> bool:

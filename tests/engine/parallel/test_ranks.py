@@ -137,6 +137,34 @@ def test_stages_of_uneven_layers_compute_the_logits_of_one_rank(
         model.close()
 
 
+@pytest.mark.parametrize("family", ["qwen3-moe, every second layer, tied", LATENT])
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 2)], ids=["one stage", "two stages"])
+def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
+    tmp_path: Path, family: str, size: int, stages: int
+) -> None:
+    write_family(tmp_path, family)
+    host = group_of(size, stages=stages, expert_parallel=True)
+    expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
+    with group_memory(host) as memory:
+        model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+        assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (SPARSE, "ep is 2, and the model has 5 experts; leave ep at 1|ep may be 5"),
+        (CHUNKS, "keeps all experts in one tensor, of which ranks have a part each"),
+    ],
+)
+def test_experts_that_cannot_be_divided_are_refused_by_name(tmp_path: Path, family: str, message: str) -> None:
+    write_family(tmp_path, family)
+    host = group_of(2, expert_parallel=True)
+    with group_memory(host) as memory, pytest.raises(CheckpointError, match=message):
+        load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+
+
 ASKED: dict[str, Callable[[], list[Submit]]] = {
     "sampled": lambda: several(temperature=0.9, seed=7, top_p=0.9),
     "penalties": lambda: several(repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((5, 3.0),)),
