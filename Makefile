@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
+	@echo "make bench-lossless  bf16 weights in 12 bits beside plain ones, step by step in turns: speed and sizes"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
 	@echo "make report     redraw the README's measured section from the newest records"
 	@echo "make bench-site-death   what 64 open streams notice when their site is killed, frozen or drained"
@@ -81,6 +82,9 @@ bench-engine: $(DEV)
 
 bench-cold: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot docs/cold-start.svg
+
+bench-lossless: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.lossless --sizes engine/embedded/ember
 
 bench-step: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.step_cost

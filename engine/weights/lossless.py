@@ -22,7 +22,7 @@ Pieces = Callable[[], Iterator[torch.Tensor]]
 
 
 class Matrix(NamedTuple):
-    """What can be coded: a tensor's rows, all experts' one below the other."""
+    """A tensor that can be coded: rows, all experts' one below the other."""
 
     columns: int
     experts: int = 1

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Coding(NamedTuple):
-    """What it takes to write a bundle with matrices in 12 bits."""
+    """The parts of a bundle with matrices in 12 bits that its plain form lacks."""
 
     identity: BundleIdentity
     matrices: Mapping[str, Matrix]

@@ -140,6 +140,8 @@ INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, lon
 }
 
 #if PIECE == 32
+#define AHEAD 4096  // bytes of codes: Zen 5, one thread, 39.7 GB/s of the 41 that can be read; 37 without fetching, which plain weights do best without
+
 // As add_block and add_rest of whole groups, decoded in registers.
 INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
     long stride;
@@ -149,6 +151,8 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
 #pragma GCC unroll 4
     for (long i = 0; i < depth; i += GROUP, codes += GROUP_BYTES) {
         piece columns[4];
+#pragma GCC unroll 3
+        for (int j = 0; j < GROUP_BYTES; j += 64) __builtin_prefetch(codes + j + AHEAD, 0, 3);
         decode_group(codes, high, columns);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++)

@@ -29,12 +29,14 @@ def test_every_model_of_a_site_is_listed_with_where_it_is_and_where_it_sleeps(
 def test_models_are_listed_with_their_types(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = [{"id": "llama", "type": "completion", "context_length": 8192, "owned_by": "pilotlight"}, {"id": "asleep"}]
+    llama = {"id": "llama", "type": "completion", "context_length": 8192, "owned_by": "pilotlight"}
+    models = [llama | {"weights_bytes": 3 << 30, "saved_bytes": 1 << 30}, {"id": "asleep"}]
     monkeypatch.setattr(Api, "get_json", lambda self, path: {"data": models})
     print_models(Api("http://127.0.0.1:1"), as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["model", "type", "context", "owned", "by"], ["llama", "completion", "8192", "pilotlight"], ["asleep"],
+        ["model", "type", "context", "weights", "saved", "owned", "by"],
+        ["llama", "completion", "8192", "3,072", "MiB", "1,024", "MiB", "pilotlight"], ["asleep"],
     ]  # fmt: skip
 
 
