@@ -10,7 +10,8 @@ have the same random numbers, of a trained model's distribution within a matrix;
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     }
     rows = {}
     for name, (tokens, step) in steps.items():
-        works = [lambda runner=runner, step=step: compute(runner, step) for runner in runners]
+        works = [partial(compute, runner, step) for runner in runners]
         rows[name] = _compared(works, tokens, rounds)
     return {
         "plain_bytes": plain_bytes,
@@ -112,7 +113,7 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def _compared(works: list[Callable[[], None]], tokens: int, rounds: int) -> dict[str, Any]:
+def _compared(works: Sequence[Callable[[], None]], tokens: int, rounds: int) -> dict[str, Any]:
     for work in works:
         for _ in range(_WARM_UPS):
             work()
@@ -152,7 +153,7 @@ def _coded(config: Any, tensors: Mapping[str, torch.Tensor], matrices: Mapping[s
 
 
 def _stored(directory: Path) -> dict[str, torch.Tensor]:
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
