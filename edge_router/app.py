@@ -99,6 +99,7 @@ def build_app(
     feed = Feed(RouterActivity(place, own_version(), proxy, clock))
     page, deployments = PageRoutes(feed, pages), deployment_api(backends, admission.access)
     page.functions = deployments
+    page.has_usage = accounting.ledger is not None
     usage = UsageRoutes(accounting, admission.access, pages)
     _watch(metrics, proxy, sessions, recordings, tunnels)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
@@ -13,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from page.feed import Feed
 from page.history import RANGES
-from page.sessions import Sessions
+from page.sessions import Sessions, Visitor
 from page.source import FunctionsSource
 from wire.errors import ApiError, Dialect
 
@@ -39,6 +40,7 @@ class PageRoutes:
     def __init__(self, feed: Feed, sessions: Sessions) -> None:
         self.timeline: Timeline | None = None
         self.functions: FunctionsSource | None = None
+        self.has_usage = False  # GET /usage tells what accounts have used
         self.actions: dict[str, Action] = {}  # by name: what an operator may do to a site or to a model there
         self._index = (STATIC / "index.html").read_bytes()
         self._feed = feed
@@ -71,13 +73,22 @@ class PageRoutes:
             return response
         if request.method == "GET":
             visitor = self._sessions.visitor(request)
-            return _json({"name": visitor.name, "is_admin": visitor.is_admin, "actions": [*self.actions]})
+            return _json(self._told(visitor))
         key = (await _fields(request)).get("key", "")
         response = Response(media_type="application/json")
         visitor = self._sessions.open(f"Bearer {key}", response, is_secure=request.url.scheme == "https")
-        response.body = orjson.dumps({"name": visitor.name, "is_admin": visitor.is_admin, "actions": [*self.actions]})
+        response.body = orjson.dumps(self._told(visitor))
         response.headers["content-length"] = str(len(response.body))
         return response
+
+    def _told(self, visitor: Visitor) -> dict[str, Any]:
+        actions = [*self.actions]
+        return {
+            "name": visitor.name,
+            "is_admin": visitor.is_admin,
+            "actions": actions,
+            "sees_usage": self.has_usage and visitor.is_admin,
+        }
 
     async def feed(self, request: Request) -> Response:
         self._sessions.visitor(request)

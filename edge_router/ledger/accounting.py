@@ -43,7 +43,7 @@ class Accounting:
         if self.ledger is None or request.model is None:
             return None
         model, reserved = own_name(request.model), None
-        if head.holder is not None:
+        if head.holder is not None and self.quotas.has(head.holder.account.name):
             most = UsedTokens(prompt=request.conversation.tokens, output=request.most_tokens)
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
             reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)
@@ -56,9 +56,10 @@ class Accounting:
     def end(self, charge: Charge | None, *, is_complete: bool, took_s: float) -> None:
         if charge is None or self.ledger is None:
             return
-        used = charge.meter.tokens
-        cost = self.prices.cost(charge.meter.request.model, charge.meter.request.started_s, used)
-        self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
+        if charge.reserved is not None:
+            used, request = charge.meter.tokens, charge.meter.request
+            cost = self.prices.cost(request.model, request.started_s, used)
+            self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:

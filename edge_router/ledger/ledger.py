@@ -14,6 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Ledger:
         self._clock = clock
         self._ended: list[tuple[int, UsageRecord]] = []  # with their meters, not written yet
         self._wake = asyncio.Event()
+        self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the router's start and a number
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()
         self._store = UsageStore(directory / "usage.sqlite")
@@ -59,7 +61,7 @@ class Ledger:
             if record.tokens == NOTHING:
                 self._meters.free(number)
             else:
-                self._ended.append((number, self._priced(record)))
+                self._ended.append((number, record))
         self._begin_store()
 
     @property
@@ -80,7 +82,9 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        entry = MeteredRequest(os.urandom(16).hex(), request.request_id, account, key, model, self._clock())
+        entry = MeteredRequest(
+            f"{self._start}.{next(self._numbers)}", request.request_id, account, key, model, self._clock()
+        )
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()
@@ -92,8 +96,7 @@ class Ledger:
             return self._meters.free(meter.number)
         ended_s = meter.request.started_s + took_s
         self._meters.end(meter.number, outcome, ended_s)
-        record = UsageRecord(meter.request, meter.site, ended_s, outcome, meter.tokens)
-        self._ended.append((meter.number, self._priced(record)))
+        self._ended.append((meter.number, UsageRecord(meter.request, meter.site, ended_s, outcome, meter.tokens)))
         self._wake.set()
 
     async def run(self) -> None:
@@ -109,9 +112,8 @@ class Ledger:
             batch = tuple(self._ended)
             if not batch:
                 return
-            records = [record for _, record in batch]
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.add, records)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._add, batch)
             except (sqlite3.Error, OSError) as error:
                 self._wake.set()
                 if self.fault is None:
@@ -141,7 +143,7 @@ class Ledger:
     def _begin_store(self) -> None:
         """Write what the router before has left. Raises ConfigError."""
         try:
-            self._store.add([record for _, record in self._ended])
+            self._add(tuple(self._ended))
         except (sqlite3.Error, OSError) as error:
             if self._config.when_failing == "refuse":
                 self._meters.close()
@@ -151,6 +153,9 @@ class Ledger:
             self._wake.set()
         else:
             self._settle(tuple(self._ended))
+
+    def _add(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        self._store.add([self._priced(record) for _, record in batch])
 
     def _settle(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
         del self._ended[: len(batch)]

@@ -13,6 +13,7 @@ from wire.usage import UsedTokens
 
 BILLIONTHS = 1_000_000_000
 TOKENS = 1_000_000
+MOST_MODELS = 4096  # remembered: a client may name whatever it likes
 _ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 
 
@@ -21,18 +22,24 @@ class PriceList:
         self.currency = currency
         # Stable: of prices from the same moment on, the first in the file counts.
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
+        self._of_model: dict[str, list[PriceConfig]] = {}  # of these, what fits a model: patterns are slow
 
     def become(self, other: "PriceList") -> None:
         """Have the same prices as the other from now on."""
-        self.currency, self._newest_first = other.currency, other._newest_first
+        self.currency, self._newest_first, self._of_model = other.currency, other._newest_first, {}
 
     def __bool__(self) -> bool:
         return bool(self._newest_first)
 
     def price(self, model: str, at_s: float) -> PriceConfig | None:
         """Return the newest price of a model that is valid at a time, since the epoch."""
-        for price in self._newest_first:
-            if fnmatchcase(model, price.model) and (price.valid_from is None or price.valid_from.timestamp() <= at_s):
+        fitting = self._of_model.get(model)
+        if fitting is None:
+            fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]
+            if len(self._of_model) < MOST_MODELS:
+                self._of_model[model] = fitting
+        for price in fitting:
+            if price.valid_from is None or price.valid_from.timestamp() <= at_s:
                 return price
         return None
 

@@ -47,6 +47,9 @@ class DailyQuotas:
             if account.tokens_per_day is not None or account.cost_per_day is not None
         }
 
+    def has(self, account: str) -> bool:
+        return account in self._limits
+
     @property
     def now_s(self) -> float:
         return self._clock()

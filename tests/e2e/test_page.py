@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
@@ -154,13 +155,14 @@ def test_it_is_dark_where_the_system_is_and_fits_a_telephone(network: LocalNetwo
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser") -> None:
+def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_path: Path) -> None:
     viewer_key, viewer = new_key("viewer", ("models", "metrics"))
     boss_key, boss = new_key("boss", ("admin",))
     tables = "".join(
         f'\n[[keys]]\nname = "{one.name}"\nkey_sha256 = "{one.key_sha256}"\nscopes = {[*one.scopes]}\n'
         for one in (viewer, boss)
     )
+    tables += f'\n[ledger]\ndirectory = "{tmp_path}"\n'
     with (
         LocalNetwork(num_sites=1, network_settings=f"require_key = true\n{tables}") as network,
         opened(chromium, network.url) as page,
@@ -178,11 +180,17 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser") -> N
         page.wait_for_selector("option[value=ember]", state="attached")
         ask(page, "What is the airport code of Lisbon?")
         until_answered(page)
+        page.keyboard.press("Escape")
+        page.click("nav a[href='#usage']")
+        page.wait_for_selector("text=Requests by how they ended")
+        assert page.locator("h2:has-text('Accounts, today')").count() == 0, "what others use is no viewer's to see"
         page.click("text=Sign out")
         page.wait_for_selector("text=This network asks for a key")
         page.fill("[aria-label=Key]", boss_key)
         page.keyboard.press("Enter")
         page.wait_for_selector("#link:has-text('live')")
+        page.click("nav a[href='#usage']")
+        page.wait_for_selector("section:has(h2:has-text('Accounts, today')) td:text-is('viewer')")
         page.click("nav a[href='#models']")
         page.click("button:has-text('sleep')")
         page.wait_for_selector("td:has-text('asleep in memory'), td:has-text('on disk')")

@@ -82,7 +82,7 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     cut = kept.begin(asked(), "m")
     cut.count(UsedTokens(10, 0, 3, 0))
     kept.begin(asked(), "m")  # nothing came of it yet
-    kept._store.add([record for _, record in kept._ended])  # written, and then it dies before the meter is free
+    kept._add(tuple(kept._ended))  # written, and then it dies before the meter is free
     kept._store.close()
     kept._meters.close()
     again = ledger(tmp_path)
