@@ -11,8 +11,14 @@ const run = (inputs, model = "@pilotlight/ember") => client.ai.run(model, { acco
 async function chat() {
   expect((await run({ messages })).response.includes(ANSWER), "messages");
   let listed = 0;
-  for await (const _ of client.ai.models.list({ account_id: "account" })) listed += 1;
+  for await (const _ of client.ai.models.list({ account_id: "account", per_page: 1 })) listed += 1;
   expect(listed === 3, listed);
+  const tasks = [];
+  for await (const task of client.ai.tasks.list({ account_id: "account" })) tasks.push(task.name);
+  expect(tasks.join() === "Text Generation,Text Embeddings", tasks);
+  const schema = await client.ai.models.schema.get({ account_id: "account", model: "@pilotlight/ember" });
+  expect(schema.input && schema.output, schema);
+  expect((await client.user.tokens.verify()).status === "active", "tokens");
 }
 
 async function stream() {

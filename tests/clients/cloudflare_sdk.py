@@ -26,8 +26,13 @@ def plain(result: Any) -> Any:
 def chat() -> None:
     expect(ANSWER in run(messages=[USER])["response"], "messages")
     expect(run(prompt=QUESTION)["usage"]["total_tokens"] > 0, "prompt")
-    listed = [model for model in client.ai.models.list(account_id=ACCOUNT)]
+    listed = [model for model in client.ai.models.list(account_id=ACCOUNT, per_page=1)]
     expect(len(listed) == 3, listed)
+    tasks = [plain(task)["name"] for task in client.ai.tasks.list(account_id=ACCOUNT)]
+    expect(tasks == ["Text Generation", "Text Embeddings"], tasks)
+    schema = plain(client.ai.models.schema.get(account_id=ACCOUNT, model=MODEL))
+    expect({"input", "output"} <= schema.keys(), schema)
+    expect(client.user.tokens.verify().status == "active", "tokens")
 
 
 def stream() -> None:
