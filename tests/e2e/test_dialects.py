@@ -17,10 +17,11 @@ from load_tests.scenarios.clients import without_end
 from load_tests.scenarios.site_death import kill, stream_counts, wait_until_healthy
 from tests.runtime.test_resumption import told_blocks
 
-SLOW = Shape(256, 512, 2, 4, 2, 64)
+SLOW = Shape(512, 1536, 4, 8, 4, 64)
+STRUCK_AT = 4000  # bytes of tens of thousands
 ASKED: dict[str, dict[str, Any]] = {
-    "/v1/messages": {"model": "slow", "max_tokens": 600, "messages": [{"role": "user", "content": "Hi"}]},
-    "/v1/responses": {"model": "slow", "max_output_tokens": 600, "input": "Hi", "temperature": 0},
+    "/v1/messages": {"model": "slow", "max_tokens": 300, "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"model": "slow", "max_output_tokens": 300, "input": "Hi", "temperature": 0},
 }
 
 
@@ -65,9 +66,8 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("path", ASKED)
 def test_a_stream_outlives_its_site(network: LocalNetwork, path: str) -> None:
     undisturbed = asyncio.run(heard(network, path))
-    size = len(json.dumps(undisturbed))
     before = stream_counts(network)
-    disturbed = asyncio.run(heard(network, path, kill_after=2 * size))
+    disturbed = asyncio.run(heard(network, path, kill_after=STRUCK_AT))
     after = stream_counts(network)
     assert after["continued"] - before["continued"] == 1, "the answer was over before its site"
     assert after["lost"] == before["lost"]
