@@ -61,7 +61,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     checkpoint.refuse_unrequested()
     _refuse_anothers(directory, out)
     find_packed(out, identity)  # refuses another model's, before anything of it is written over
-    _copy_beside(directory, out)
+    copy_beside(directory, out)
     path = pack(bundle, storage.jobs, out, report.progress)
     if fingerprint(directory).hex() != source:
         path.unlink()
@@ -98,7 +98,8 @@ def _refuse_anothers(directory: Path, out: Path) -> None:
         raise CheckpointError(f"{config} is another model's; choose another directory, or remove what this one holds")
 
 
-def _copy_beside(directory: Path, out: Path) -> None:
+def copy_beside(directory: Path, out: Path) -> None:
+    """Copy what a model needs beside its weights, such as its tokenizer. Raises CheckpointError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

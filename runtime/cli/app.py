@@ -336,6 +336,19 @@ def pack(
 
 
 @app.command(rich_help_panel=INFERENCE)
+def quantize(
+    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    to: Annotated[str, typer.Option(help="int8 or int4.")],
+    group: Annotated[int, typer.Option(min=0, help="Columns under one scale, a multiple of 32; 0: a row's.")] = 32,
+    out: Annotated[Path | None, typer.Option(help="The directory to make; NAME.int4 here by default.")] = None,
+) -> None:
+    """Round a model's matrices to eight or four bits: a checkpoint that vLLM and transformers read, too."""
+    from runtime.cli.quantize import quantize as run
+
+    run(model, to, group, out)
+
+
+@app.command(rich_help_panel=INFERENCE)
 def pull(
     model: Annotated[str, typer.Argument(help="A Hugging Face hub id, or a packed model's URL.")],
 ) -> None:

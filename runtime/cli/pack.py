@@ -24,14 +24,14 @@ def pack(model: str, dtype: str, out: Path | None) -> None:
         raise CliError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
     console = Console()
-    with _bar(console) as bar:
+    with progress_bar(console) as bar:
         try:
-            directory = local_directory(model) or asyncio.run(directory_of(model, _shown(bar, "fetching")))
+            directory = local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
         except SourceError as error:
             raise CliError(str(error)) from None
-        done = _work(["pack", str(directory), str(out), "--dtype", dtype], _shown(bar, "packing"))
+        done = work("engine.packing", ["pack", str(directory), str(out), "--dtype", dtype], shown(bar, "packing"))
         try:
-            digest = write_listing(out, _shown(bar, "listing"))
+            digest = write_listing(out, shown(bar, "listing"))
         except OSError as error:
             raise CliError(f"{out / NAME} cannot be written: {error.strerror}") from None
     mib = done["num_bytes"] / 2**20
@@ -45,14 +45,14 @@ def pack(model: str, dtype: str, out: Path | None) -> None:
 
 def verify(directory: str) -> None:
     console = Console()
-    with _bar(console) as bar:
-        done = _work(["verify", directory], _shown(bar, "checking"))
+    with progress_bar(console) as bar:
+        done = work("engine.packing", ["verify", directory], shown(bar, "checking"))
     console.print(f"{done['path']} is whole.", highlight=False, markup=False, soft_wrap=True)
 
 
-def _work(arguments: list[str], show: Show) -> dict[str, Any]:
-    """Run the packing process and return the last thing it says. It ends with this one: nobody would read what it says."""
-    command = [sys.executable, "-m", "engine.packing", *arguments]
+def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
+    """Run a process that says where it stands, and return the last thing it says. It ends with this one: nobody would read what it says."""
+    command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
@@ -66,16 +66,16 @@ def _work(arguments: list[str], show: Show) -> dict[str, Any]:
         except BaseException:
             process.kill()
             raise
-    raise CliError(f"the packing process ended with status {process.returncode} and no result")
+    raise CliError(f"the process of {module} ended with status {process.returncode} and no result")
 
 
-def _bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<8}"), BarColumn(bar_width=30), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
     )  # fmt: skip
 
 
-def _shown(bar: Progress, what: str) -> Show:
+def shown(bar: Progress, what: str) -> Show:
     task = bar.add_task(what, total=None)
     return lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,51 @@
+"""Matrices rounded to codes of four or eight bits, each group of columns under the scale that loses least, as compressed-tensors keeps them.
+
+Pure functions of tensors; refuses to know checkpoints.
+"""
+
+import torch
+
+# Of the largest value of a group what the largest code is taken for: of four bits a smaller one often loses less than it cuts off.
+_SHARES = {4: tuple(1 - i / 50 for i in range(16)), 8: (1.0,)}
+_CHUNK = 1 << 22  # numbers whose scales are chosen at a time
+
+
+def choose_scales(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """weight [rows, columns] -> scales [rows, columns / group]: of those that are tried, the one with the least squared error."""
+    step = max(1, _CHUNK // weight.shape[1])
+    return torch.cat([_scales(part.float(), bits, group, dtype) for part in torch.split(weight, step)])
+
+
+def round_to_codes(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """weight [rows, columns], scales [rows, groups] -> int8 [rows, columns], from -2^(bits - 1) to 2^(bits - 1) - 1."""
+    most = 1 << (bits - 1)
+    groups = torch.unflatten(weight.float(), 1, (scales.shape[1], -1))
+    codes: torch.Tensor = (
+        (groups / scales.float().unsqueeze(-1)).round().clamp(-most, most - 1).to(torch.int8).flatten(1)
+    )
+    return codes
+
+
+def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """int8 [rows, columns] -> int32 [rows, words]: codes with half of their range added, the first in a word's lowest bits."""
+    offset = (codes.int() + (1 << (bits - 1))).to(torch.uint8)
+    if bits == 4:
+        offset = torch.nn.functional.pad(offset, (0, -offset.shape[1] % 8))
+        offset = offset[:, ::2] | offset[:, 1::2] << 4
+    else:
+        offset = torch.nn.functional.pad(offset, (0, -offset.shape[1] % 4))
+    return offset.contiguous().view(torch.int32)
+
+
+def _scales(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
+    groups = torch.unflatten(weight, 1, (-1, group))
+    most = 1 << (bits - 1)
+    widest = groups.abs().amax(-1) / (most - 0.5)
+    best, least = torch.ones_like(widest, dtype=dtype), torch.full_like(widest, torch.inf)
+    for share in _SHARES[bits]:
+        scales = (widest * share).to(dtype)
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # of zeros
+        wide = scales.float().unsqueeze(-1)
+        error = ((groups / wide).round().clamp(-most, most - 1) * wide - groups).square().sum(-1)
+        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
+    return best

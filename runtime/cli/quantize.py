@@ -1,0 +1,31 @@
+"""`pilotlight quantize`: finds or downloads the model, and starts the process that rounds it (this one loads no torch)."""
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+
+from runtime.cli.errors import CliError
+from runtime.cli.pack import progress_bar, shown, work
+from runtime.engines.sources import PREFIX, SourceError, directory_of, local_directory
+
+BITS = ("int8", "int4")
+
+
+def quantize(model: str, to: str, group: int, out: Path | None) -> None:
+    if to not in BITS:
+        raise CliError(f"--to {to} is none of {', '.join(BITS)}")
+    if group % 32:
+        raise CliError(f"--group {group} is no multiple of 32, nor 0 for whole rows")
+    out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.{to}")
+    console = Console()
+    with progress_bar(console) as bar:
+        try:
+            directory = local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
+        except SourceError as error:
+            raise CliError(str(error)) from None
+        arguments = [str(directory), str(out), "--to", to, "--group", str(group)]
+        done = work("engine.quantizing", arguments, shown(bar, "rounding"))
+    mib = done["num_bytes"] / 2**20
+    console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"pilotlight serve {done['path']}", highlight=False, markup=False, soft_wrap=True)
