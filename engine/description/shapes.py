@@ -38,7 +38,7 @@ class LatentShape(NamedTuple):
 
 
 class GroupedRouting(NamedTuple):
-    """How tokens choose experts by sigmoids, as kernels/moe.py's route_in_groups takes it."""
+    """The rule by which tokens choose experts by sigmoids, as kernels/moe.py's route_in_groups takes it."""
 
     top_k: int
     groups: int
