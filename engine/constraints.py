@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_GRAMMARS = 64  # kept compiled, for each model
+_MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
 COMPILE_S = 10.0  # a longer grammar is refused; llguidance's own limits end most of them sooner
 
 
@@ -46,9 +47,12 @@ def forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
 class Matcher:
     """One sequence's place in its grammar."""
 
-    def __init__(self, matcher: "LLMatcher", num_words: int, *, is_optional: bool = False) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", num_words: int, tokenizer: "LLTokenizer", *, is_optional: bool = False
+    ) -> None:
         """`num_words`: of a mask, 32 tokens each. `is_optional`: an answer that the grammar can no longer judge is free from there on."""
         self._matcher = matcher
+        self._tokenizer = tokenizer
         self._num_words = num_words
         self._is_optional = is_optional
         self._is_left = False
@@ -92,18 +96,56 @@ class Matcher:
                 raise
             self._is_left = True
 
+    def forced(self, ahead: SequenceOf[int], most: int) -> list[int]:
+        """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text; of several ways to spell it the longest
+        token, as tokenizers do. Nothing where `ahead` does not follow the grammar."""
+        found: list[int] = []
+        if self._is_left:
+            return found
+        copy = self._copy()  # whatever becomes of it there, this one stays as it is
+        follows = copy._matcher.try_consume_tokens(list(ahead)) == len(ahead)
+        while follows and len(found) < most and not copy.is_complete:
+            tokens = copy._matcher.compute_ff_tokens()[: most - len(found)] or copy._longest_forced()
+            follows = bool(tokens) and copy._matcher.try_consume_tokens(tokens) == len(tokens)
+            found += tokens if follows else []
+        return found
+
+    def num_allowed(self, drafts: SequenceOf[int]) -> int:
+        """Count the drafts that follow the grammar, up to the first that does not."""
+        if self._is_left:
+            return len(drafts)
+        return 0 if self.is_complete else self._matcher.validate_tokens(list(drafts))
+
     def _masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
-        found, taken = [self.mask()], 0
-        for draft in drafts:
-            if self.is_complete or not self._matcher.validate_tokens([draft]):
-                break
-            self._matcher.consume_token(draft)
-            taken += 1
-            if self.is_complete:
-                break
-            found.append(self.mask())
-        self._matcher.rollback(taken)
+        found = [self.mask()]
+        copy = self._copy() if drafts else self
+        with suppress(ConstraintError):  # behind drafts, which may never be chosen
+            for draft in drafts:
+                if copy.is_complete or not copy._matcher.validate_tokens([draft]):
+                    break
+                copy._matcher.consume_token(draft)
+                if copy.is_complete:
+                    break
+                found.append(copy.mask())
         return found + everything(32 * self._num_words, len(drafts) + 1 - len(found))
+
+    def _copy(self) -> "Matcher":
+        return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
+
+    def _longest_forced(self) -> list[int]:
+        """Return the longest of the tokens that may come next, if all others are beginnings of it, and some text is forced."""
+        if not self._matcher.compute_ff_bytes():
+            return []
+        bits = int.from_bytes(self.mask().tobytes(), "little")
+        if bits.bit_count() > _MOST_SPELLINGS:
+            return []
+        allowed: dict[int, bytes] = {}
+        while bits:
+            token_id = (bits & -bits).bit_length() - 1
+            allowed[token_id] = self._tokenizer.decode_bytes([token_id])
+            bits &= bits - 1
+        longest = max(allowed, key=lambda token_id: len(allowed[token_id]))
+        return [longest] if all(allowed[longest].startswith(text) for text in allowed.values()) else []
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -163,7 +205,7 @@ class Grammars:
             begun.set_result(matcher)
 
     def _matcher(self, grammar: "LLMatcher", *, is_optional: bool = False) -> Matcher:
-        return Matcher(grammar.deep_copy(), -(-self._vocab_size // 32), is_optional=is_optional)
+        return Matcher(grammar.deep_copy(), -(-self._vocab_size // 32), self._read_tokenizer(), is_optional=is_optional)
 
     def _compile(self, constraint: Constraint) -> "LLMatcher":
         from llguidance import LLMatcher

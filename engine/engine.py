@@ -26,8 +26,8 @@ from engine.kv.lease import Capacity, Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.open_sequences import OpenSequences, error_output
-from engine.plan import Chunk, Drafter, SchedulerLimits
-from engine.protocol import AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from engine.plan import Chunk, SchedulerLimits, Speculation
+from engine.protocol import NO_DRAFTS, AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
 from engine.publishing import Publisher
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -57,12 +57,12 @@ class Engine:
         identity: CacheIdentity | None = None,
         tiers: EngineTiers | None = None,
         with_torch: bool = True,
-        drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
         grammars: Grammars | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
         """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
-        where `tiers` outlive the engine. `with_torch`: it may be imported. `drafter`: guesses tokens that a step then checks.
+        where `tiers` outlive the engine. `with_torch`: it may be imported. `speculation`: guesses tokens that a step then checks.
         `adapters`: their slots; None where the model computes none."""
         self.info = info
         self.runner = runner
@@ -71,7 +71,7 @@ class Engine:
         self._limits = limits
         self._lease = lease
         self._with_torch = with_torch
-        self._drafter = drafter
+        self._speculation = speculation
         this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
         self._adapters = AdapterResidency(info.name, adapters)
         self._sequences = OpenSequences(lambda sequence: this._take_back(sequence))
@@ -164,6 +164,8 @@ class Engine:
         if collected is not None:
             num_published = self._stats.output_tokens - num_published
             self._stats.rates.count(collected.num_prompt_tokens, collected.num_decodes, num_published, step_s)
+            if self._speculation is not None:
+                self._speculation.count_step(collected.num_tokens, step_s)
             self.tiers.note_prefill_rate(self._stats.rates.prefill_tokens_per_s)
         return forwarded is not None or collected is not None
 
@@ -222,6 +224,8 @@ class Engine:
         for sequence in self._sequences:
             if sequence.hands_over:
                 self.tiers.end_hand_over(sequence.sequence_id)
+            if self._speculation is not None:
+                self._speculation.forget(sequence)
         self._sequences.abandon(code, message)
 
     def load(self) -> ModelLoad:
@@ -232,7 +236,8 @@ class Engine:
         num_groups = len(self._limits.windows)
         handed_over = self.tiers.handed_over_blocks_per_s * self._limits.block_size / num_groups
         capacity = Capacity(free // num_groups, total // num_groups)
-        return self._stats.load(self.scheduler, capacity, self.tiers.num_lost, handed_over)
+        drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
+        return self._stats.load(self.scheduler, capacity, self.tiers.num_lost, handed_over, drafts)
 
     def _new_scheduler(self) -> Scheduler:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""
@@ -240,8 +245,10 @@ class Engine:
         num_blocks = self.info.total_blocks * len(self._limits.windows)
         pool = BlockPool(num_blocks, on_forget=drop) if lease is None else lease.new_pool(drop)
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
-        scheduler = Scheduler(pool, self._limits, self._lease, self.tiers, self._clock, self._drafter)
-        self._publisher = Publisher(self._sequences, scheduler, self._stats, self.runner, self.info.eos_token_ids)
+        scheduler = Scheduler(pool, self._limits, self._lease, self.tiers, self._clock, self._speculation)
+        self._publisher = Publisher(
+            self._sequences, scheduler, self._stats, self.runner, self.info.eos_token_ids, self._speculation
+        )
         return scheduler
 
     def _drop_stale(self, chunks: list[Chunk]) -> list[Chunk]:

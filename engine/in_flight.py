@@ -58,6 +58,11 @@ class CollectedStep(NamedTuple):
     result: RunResult
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens that were computed, drafts among them."""
+        return sum([chunk.num_tokens for chunk in self.chunks])
+
+    @property
     def num_prompt_tokens(self) -> int:
         """The tokens of prompts, but for those that are computed as a decode is."""
         return sum([chunk.end - chunk.start for chunk in self.chunks[self.num_decodes :]])

@@ -21,6 +21,7 @@ from engine.bootstrap.store import are_wanted
 from engine.constraints import Grammars
 from engine.description.decoder_config import architecture
 from engine.description.registry import ArchitectureConfig
+from engine.drafting.registry import make_speculator
 from engine.dry_run import DryRun
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
@@ -232,8 +233,17 @@ class ModelLoading(NamedTuple):
             )
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
+            speculation = make_speculator(spec.speculate, self.config.vocab_size, runner.depth > 1)
             engine = Engine(
-                info, runner, limits, lease, identity=identity, tiers=kept, grammars=grammars, adapters=adapters
+                info,
+                runner,
+                limits,
+                lease,
+                identity=identity,
+                tiers=kept,
+                speculation=speculation,
+                grammars=grammars,
+                adapters=adapters,
             )
             if records_bootstrap and arena.device.type == "cpu":
                 self._record_bootstrap(loaded, layout, info)

@@ -4,10 +4,11 @@ Knows lengths alone; refuses to know which sequences are chosen and which blocks
 """
 
 import math
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from engine.kv.groups import CacheGroups, Windows
+from engine.protocol import DraftCounts
 from engine.sequence import Sequence
 from engine.struct import Struct
 
@@ -60,10 +61,28 @@ class Chunk(Struct, frozen=True, gc=False):
         return self.epoch == self.sequence.epoch
 
 
-class Drafter(Protocol):
-    def propose(self, sequence: Sequence, most: int) -> SequenceOf[int]:
-        """Guess up to `most` tokens behind the sequence's newest one, which may be PENDING; none to compute that one alone. A guess changes no token:
-        those count that are chosen without it, too."""
+class Speculation(Protocol):
+    """The source of a model's drafts: engine/drafting, or a fake in tests. A guess changes no token: those count that are chosen without it, too."""
+
+    counts: DraftCounts
+
+    def drafts(self, plan: "StepPlan") -> Mapping[Sequence, tuple[int, ...]]:
+        """Guess what follows the newest tokens of the plan's decoding sequences, which may be PENDING: within the plan's budget, and of each no more
+        than `most_drafts`."""
+
+    def note(self, chunk: Chunk, num_accepted: int) -> None:
+        """Hear how many of a chunk's drafts were right."""
+
+    def count_step(self, num_rows: int, step_s: float) -> None:
+        """Hear how long a step of so many rows took."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Hear that a sequence has ended, or goes on elsewhere."""
+
+
+def most_drafts(sequence: Sequence) -> int:
+    """Return how many drafts a decoding sequence may have: the token behind them is its last at most."""
+    return sequence.length_limit - len(sequence.token_ids) - 1
 
 
 class StepPlan:
@@ -95,6 +114,11 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         return not self._lengths
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens planned, drafts apart."""
+        return sum(self._lengths.values())
 
     def length_of(self, sequence: Sequence) -> int:
         return self._lengths.get(sequence, 0)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 0)  # of the protocol
+VERSION = (3, 1)  # of the protocol
 PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -88,6 +88,8 @@ class ModelSpec(_Value, frozen=True):
     is_awaited: bool = False
     # Whether a CPU keeps bf16 matrices in 12 bits, with the same results: where it measures that to be faster, never, or always
     lossless: Lossless = "auto"
+    # How tokens are guessed that steps then check: "off", "auto", or drafters in the order in which they are asked ("suffix,grammar")
+    speculate: str = "off"
 
     def loads_same(self, other: "ModelSpec") -> bool:
         """Return whether one load answers both."""
@@ -228,6 +230,40 @@ class TokenOutput(_Value, frozen=True):
     error_code: ErrorCode | None = None  # with finish_reason "error"
     error_message: str | None = None
     num_fetched_tokens: int = 0  # of num_cached_tokens, those that another host has computed for this sequence
+    num_drafted: int = 0  # drafts that this step has checked
+    num_accepted: int = 0  # of these, tokens of `token_ids`
+
+
+class DraftCounts(_Value, frozen=True):
+    """Counts of drafts since the model's load, and of what came of them."""
+
+    num_drafts: int = 0  # times that drafts of a sequence were checked
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[
+        int, ...
+    ] = ()  # of these, those that were a sequence's first, second, ... draft of a step
+    num_failures: int = 0  # drafters that were given up for a sequence
+
+    def with_chunk(self, num_drafted: int, num_accepted: int) -> "DraftCounts":
+        """Return the counts after so many more drafts of a sequence."""
+        positions = list(self.accepted_per_position) + [0] * (num_drafted - len(self.accepted_per_position))
+        for position in range(num_accepted):
+            positions[position] += 1
+        return DraftCounts(
+            self.num_drafts + 1,
+            self.num_draft_tokens + num_drafted,
+            self.num_accepted_tokens + num_accepted,
+            tuple(positions),
+            self.num_failures,
+        )
+
+    def with_failure(self) -> "DraftCounts":
+        """Return the counts after one more drafter was given up for a sequence."""
+        return replace(self, num_failures=self.num_failures + 1)
+
+
+NO_DRAFTS = DraftCounts()
 
 
 class ModelLoad(_Value, frozen=True):
@@ -251,6 +287,7 @@ class ModelLoad(_Value, frozen=True):
     prefill_tokens_per_s: float = 0.0  # moving averages of measured steps; 0: not measured yet
     decode_tokens_per_s: float = 0.0  # per sequence
     handed_over_tokens_per_s: float = 0.0  # of blocks that other hosts fetch; a moving average, 0: not measured yet
+    drafts: DraftCounts = NO_DRAFTS
 
 
 class ModelInfo(_Value, frozen=True):

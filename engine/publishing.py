@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from engine.constraints import ConstraintError
 from engine.in_flight import CollectedStep, Runner
 from engine.open_sequences import OpenSequences
-from engine.plan import Chunk
+from engine.plan import Chunk, Speculation
 from engine.protocol import FinishReason, TokenLogprobs, TokenOutput
 from engine.results import SampledToken
 from engine.scheduler import Scheduler
@@ -25,12 +25,14 @@ class Publisher:
         stats: EngineStats,
         runner: Runner,
         eos_token_ids: SequenceOf[int],
+        speculation: Speculation | None = None,
     ) -> None:
         self._sequences = sequences
         self._scheduler = scheduler
         self._stats = stats
         self._runner = runner
         self._eos_token_ids = eos_token_ids
+        self._speculation = speculation
 
     def publish(self, step: CollectedStep) -> None:
         result = step.result
@@ -75,6 +77,11 @@ class Publisher:
         self._scheduler.complete(chunk, num_accepted=len(accepted) - 1)
         sequence.started = True
         self._stats.output_tokens += len(accepted)
+        num_right = 0
+        if chunk.drafts:
+            num_right = sum([draft == token_id for draft, token_id in zip(chunk.drafts, token_ids, strict=False)])
+            if self._speculation is not None:
+                self._speculation.note(chunk, num_right)
         logprobs = [token.logprobs for token in accepted if token.logprobs is not None]
         self._sequences.tell(
             TokenOutput(
@@ -85,6 +92,8 @@ class Publisher:
                 num_fetched_tokens=sequence.num_fetched_tokens if first else 0,
                 logprobs=tuple(logprobs) or None,
                 prompt_logprobs=prompt_logprobs,
+                num_drafted=len(chunk.drafts),
+                num_accepted=num_right,
             )
         )
 

@@ -24,7 +24,7 @@ from engine.kv.connector import KVConnector
 from engine.kv.lease import Lease
 from engine.kv.manager import BlockManager
 from engine.kv.tiers import NoTiers, Tiers
-from engine.plan import Chunk, Drafter, SchedulerLimits, StepPlan
+from engine.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from engine.preemption import Preemption
 from engine.prompt_shares import PromptShares
 from engine.scheduler_counts import SchedulerCounts
@@ -40,7 +40,7 @@ class Scheduler:
         lease: Lease | None = None,
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`lease`: where the pool's blocks come from; None: it has all that it will ever have."""
         self.pool = pool
@@ -56,7 +56,7 @@ class Scheduler:
         self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
         self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
         self._clock = clock
-        self._drafter = drafter
+        self._speculation = speculation
         self._arrivals = count()
         if lease is not None:
             self._arrivals = lease.arrivals
@@ -150,6 +150,8 @@ class Scheduler:
         self._blocks.release(sequence, self.preemption.holders)
         self._connector.on_end(sequence)
         self.waiting.replace_leader(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
 
     def cancel_awaited(self) -> None:
         """Cancel all that sequences wait for, which are to be forgotten."""
@@ -204,13 +206,10 @@ class Scheduler:
 
     def _add_drafts(self, plan: StepPlan) -> None:
         """Let decoding sequences check drafts too, by what the others leave of the budget and of the blocks."""
-        if self._drafter is None:
+        if self._speculation is None or plan.budget <= 0:
             return
-        for sequence in plan.decoding:
-            num_tokens = len(sequence.token_ids)
-            most = min(plan.budget, sequence.length_limit - num_tokens - 1)
-            drafts = tuple(self._drafter.propose(sequence, most))[:most] if most > 0 else ()
-            end = num_tokens + len(drafts)
+        for sequence, drafts in self._speculation.drafts(plan).items():
+            end = len(sequence.token_ids) + len(drafts)
             if self._blocks.num_lacking(sequence, end) <= self.pool.num_available and self._blocks.grow(sequence, end):
                 plan.add_drafts(sequence, drafts)
 

@@ -1,7 +1,7 @@
 """What an engine has counted since it began, whatever became of its schedulers, and how fast it computes."""
 
 from engine.kv.lease import Capacity
-from engine.protocol import ModelLoad
+from engine.protocol import DraftCounts, ModelLoad
 from engine.rates import Rates
 from engine.scheduler import Scheduler
 from engine.scheduler_counts import SchedulerCounts
@@ -18,7 +18,9 @@ class EngineStats:
         """Keep the counts of a scheduler that another one replaces."""
         self._ended += scheduler.counts
 
-    def load(self, scheduler: Scheduler, capacity: Capacity, tier_losses: int, handed_over: float) -> ModelLoad:
+    def load(
+        self, scheduler: Scheduler, capacity: Capacity, tier_losses: int, handed_over: float, drafts: DraftCounts
+    ) -> ModelLoad:
         counts = self._ended + scheduler.counts
         return ModelLoad(
             running=len(scheduler.running),
@@ -33,4 +35,5 @@ class EngineStats:
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             decode_tokens_per_s=self.rates.decode_tokens_per_s,
             handed_over_tokens_per_s=handed_over,
+            drafts=drafts,
         )

@@ -146,6 +146,7 @@ class Generation:
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
         self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
+        self._num_drafted = self._num_accepted = 0
         self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
         self._measure = measure
         self._processors = processors
@@ -169,7 +170,10 @@ class Generation:
     def usage(self) -> Usage:
         """A prompt counts once, however many choices it has; what was found cached is what its first choice found."""
         completion_tokens = sum(processor.completion_tokens for processor in self._processors)
-        return Usage.of(self.prompt_tokens, completion_tokens, self.cached_tokens, self.reasoning_tokens)
+        accepted, rejected = self._num_accepted, self._num_drafted - self._num_accepted
+        return Usage.of(
+            self.prompt_tokens, completion_tokens, self.cached_tokens, self.reasoning_tokens, accepted, rejected
+        )
 
     @property
     def reasoning_tokens(self) -> int:
@@ -256,6 +260,8 @@ class Generation:
         number = self._prompt_number(choice)
         if output.num_cached_tokens is not None:
             self._found_cached.setdefault(choice, output.num_cached_tokens)
+        self._num_drafted += output.num_drafted
+        self._num_accepted += output.num_accepted
         if output.prompt_logprobs is not None:
             # Behind the prompt there may be delivered tokens.
             self._prompt_logprobs[number] = output.prompt_logprobs[: len(self._prompts[number]) - 1]

@@ -270,6 +270,15 @@ class _ModelCollector:
             for labels, load in found:
                 family.add_metric(labels, read(load))
             yield family
+        name, about = (
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafts by their place in a step's drafts",
+        )
+        by_position = CounterMetricFamily(name, about, labels=["model_name", "engine", "position"])
+        for labels, load in found:
+            for position, accepted in enumerate(load.drafts.accepted_per_position):
+                by_position.add_metric([*labels, str(position)], accepted)
+        yield by_position
 
     def _of_residency(self) -> Iterator[GaugeMetricFamily]:
         about = "Where a model's weights are: 1 there, 0 elsewhere"
@@ -301,5 +310,10 @@ _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = 
     (_COUNTER, "pilotlight_kv_peer_hits", "And fetched from another host", lambda load: load.prefix_peer_hits),
     (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", lambda load: load.tier_losses),
     (_COUNTER, "vllm:num_preemptions", "Sequences that gave their blocks back", lambda load: load.preemptions),
+    (_COUNTER, "vllm:spec_decode_num_drafts", "Times that a sequence's drafts were checked", lambda load: load.drafts.num_drafts),
+    (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Drafts that were checked", lambda load: load.drafts.num_draft_tokens),
+    (_COUNTER, "vllm:spec_decode_num_accepted_tokens", "Drafts that were right", lambda load: load.drafts.num_accepted_tokens),
+    (_COUNTER, "pilotlight_drafter_failures", "Drafters that raised, were slow or proposed nonsense, and were given up for a sequence",
+     lambda load: load.drafts.num_failures),
     (_COUNTER, "pilotlight_swaps", "Of these, with their blocks kept in host memory", lambda load: load.swaps),
 )  # fmt: skip

@@ -30,6 +30,15 @@ def can_stand_together(devices: tuple[str | tuple[str, ...], ...] | None) -> Non
         )
 
 
+def is_a_speculation(words: str) -> None:
+    names = words.split(",")
+    for name in names:
+        if words not in ("auto", "off") and name not in ("suffix", "grammar"):
+            raise ValueError(f"{name!r} is no drafter; say auto, off, or suffix and grammar with a comma between them")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{words!r} names a drafter twice")
+
+
 def is_http(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):

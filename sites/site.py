@@ -21,7 +21,7 @@ from sites.config import (
     parse,
     read,
 )
-from sites.rules import can_stand_together, is_a_device, refuse_twice
+from sites.rules import can_stand_together, is_a_device, is_a_speculation, refuse_twice
 from sites.table import Rules, Table
 
 LOCAL = Path(__file__).parent / "local"
@@ -222,6 +222,8 @@ class AdapterConfig(Table, frozen=True, kw_only=True):
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
+    rules: ClassVar[Rules] = {"speculate": is_a_speculation}
+
     name: Annotated[str, Meta(min_length=1, max_length=200, description="what requests call it")]
     source: Annotated[
         str, Meta(description='"embedded:ember", a directory, the URL of a packed one, or a Hugging Face hub id')
@@ -267,6 +269,13 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     tool_format: Annotated[
         ToolFormatName | None, Meta(description="how the model writes tool calls; unset: as its chat template tells")
     ] = None
+    speculate: Annotated[
+        str,
+        Meta(
+            description="how tokens are guessed that a step then checks, which changes no token: auto, off, or drafters in the order in which they "
+            "are asked: grammar (what a schema forces), suffix (what followed the same tokens before)"
+        ),
+    ] = "off"
 
 
 class FunctionConfig(Table, frozen=True, kw_only=True):

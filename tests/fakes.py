@@ -106,6 +106,7 @@ class FakeEngineClient:
         self.aborted: list[str] = []
         self.open: set[str] = set()
         self.loaded: list[str] = []
+        self.specs: dict[str, ModelSpec] = {}
         self.load_gate: asyncio.Event | None = None
         self.load_error: EngineError | None = None
         self.context_length = 512
@@ -138,6 +139,7 @@ class FakeEngineClient:
         if self.load_error is not None:
             raise self.load_error
         self.loaded.append(spec.name)
+        self.specs[spec.name] = spec
         self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
         self.heartbeat()
         kind = {"pooling": self.pooling, "embedding_size": self.embedding_size}

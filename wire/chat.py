@@ -22,6 +22,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = (
+        0  # drafts of speculative decoding that were right, as counted by the site that ended the answer
+    )
+    rejected_prediction_tokens: int = 0  # and those that were not, which are no completion tokens
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -32,13 +36,21 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> "Usage":
+    def of(
+        cls,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int,
+        reasoning_tokens: int = 0,
+        accepted_drafts: int = 0,
+        rejected_drafts: int = 0,
+    ) -> "Usage":
         return cls(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
             PromptTokensDetails(cached_tokens),
-            CompletionTokensDetails(reasoning_tokens),
+            CompletionTokensDetails(reasoning_tokens, accepted_drafts, rejected_drafts),
         )
 
 

@@ -151,6 +151,12 @@ def serve(
         bool,
         typer.Option("--expert-parallel", help="Devices of --tp have some of each layer's experts, not a part of all."),
     ] = False,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar)."
+        ),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
@@ -186,6 +192,7 @@ def serve(
         pp,
         tuple(adapter or ()),
         expert_parallel,
+        speculate,
     )
     raise typer.Exit(run(served, clients))
 

@@ -59,6 +59,7 @@ class Served(NamedTuple):
     pp: int = 1
     adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
     expert_parallel: bool = False
+    speculate: str | None = None  # None: as a site's file that says nothing
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Served(NamedTuple):
         kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
         cache = {} if kv_gib is None else {"kv_gib": kv_gib}
         threads = {} if self.threads is None else {"threads": self.threads}
-        given = {"tool_format": self.tool_format, "context_tokens": self.max_model_len}
+        given = {"tool_format": self.tool_format, "context_tokens": self.max_model_len, "speculate": self.speculate}
         options = {key: value for key, value in given.items() if value is not None}
         values = {
             "name": "local",

@@ -199,6 +199,7 @@ class Waker:
             weights_file,
             state.demand.waiters > 0,
             config.lossless,
+            config.speculate,
         )
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):

@@ -1,19 +1,48 @@
-"""Drafters whose guesses are right, wrong, or right as far as a seed says."""
+"""Speculation whose guesses are right, wrong, or right as far as a seed says."""
 
+from collections.abc import Sequence as SequenceOf
 from random import Random
 
+from engine.plan import Chunk, StepPlan, most_drafts
+from engine.protocol import DraftCounts
 from engine.sequence import Sequence
 from tests.engine.fake_runner import VOCAB, next_penalised_token, next_token
 
 
-class FakeDrafter:
+class EachAlone:
+    """Proposes for each sequence what it would for that alone, as much as there is room for."""
+
+    counts = DraftCounts()
+
+    def drafts(self, plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
+        proposed, budget = {}, plan.budget
+        for sequence in plan.decoding:
+            most = min(most_drafts(sequence), budget)
+            proposed[sequence] = tuple(self.propose(sequence, most))[:most] if most > 0 else ()
+            budget -= len(proposed[sequence])
+        return proposed
+
+    def propose(self, sequence: Sequence, most: int) -> SequenceOf[int]:
+        raise NotImplementedError
+
+    def note(self, chunk: Chunk, num_accepted: int) -> None:
+        self.counts = self.counts.with_chunk(len(chunk.drafts), num_accepted)
+
+    def count_step(self, num_rows: int, step_s: float) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+class FakeDrafter(EachAlone):
     def __init__(self, seed: int, most: int = 6) -> None:
         self.draw = Random(seed)
         self.most = most
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         assert most > 0
-        num_drafts, num_right = self.counts(most)
+        num_drafts, num_right = self.sizes(most)
         tokens = sequence.token_ids[:-1] if sequence.is_pending else list(sequence.token_ids)
         behind = len(sequence.token_ids)
         while len(tokens) < behind + num_drafts:
@@ -21,7 +50,7 @@ class FakeDrafter:
             tokens.append((self._next(sequence, tokens) + (0 if is_right else 1)) % VOCAB)
         return tokens[behind:]
 
-    def counts(self, most: int) -> tuple[int, int]:
+    def sizes(self, most: int) -> tuple[int, int]:
         """How many to propose, and how many of them are right."""
         num_drafts = self.draw.randint(0, min(self.most, most))
         return num_drafts, self.draw.choice([0, num_drafts, self.draw.randint(0, num_drafts)])
@@ -33,7 +62,7 @@ class FakeDrafter:
         return next_penalised_token(tokens[:num_prompt], tokens[num_prompt:])
 
 
-class Remembering:
+class Remembering(EachAlone):
     """Knows what each prompt was answered, and is wrong from some token on."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], num_drafts: int | None = None) -> None:

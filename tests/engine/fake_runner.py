@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.kv.groups import Windows
 from engine.kv.slab_allocator import SlabAllocator
 from engine.kv.tiers import EngineTiers
-from engine.plan import Drafter, SchedulerLimits
+from engine.plan import SchedulerLimits, Speculation
 from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import RunResult, SampledToken
 from engine.sequence import PENDING
@@ -194,7 +194,7 @@ def fake_engine(
     make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     max_decode_delay_s: float = math.inf,
-    drafter: Drafter | None = None,
+    speculation: Speculation | None = None,
     windows: Windows = (None,),
 ) -> tuple[Engine, FakeRunner]:
     """`num_blocks`: for each group of layers."""
@@ -202,7 +202,7 @@ def fake_engine(
     limits = SchedulerLimits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows)
     info = _info("tiny", num_blocks * len(windows), limits, eos_token_ids)
     tiers = make_tiers(runner) if make_tiers else None
-    return Engine(info, runner, limits, clock=clock, tiers=tiers, drafter=drafter), runner
+    return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation), runner
 
 
 def borrowing_engine(
@@ -214,7 +214,7 @@ def borrowing_engine(
     seqs: int = 8,
     depth: int = 1,
     make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
-    drafter: Drafter | None = None,
+    speculation: Speculation | None = None,
     windows: Windows = (None,),
 ) -> tuple[Engine, FakeRunner]:
     lease = arena.slabs.open(name, block_bytes)
@@ -222,7 +222,7 @@ def borrowing_engine(
     limits = SchedulerLimits(block_size, tokens, seqs, max_waiting=100, windows=windows)
     info = _info(name, lease.max_blocks, limits)
     tiers = make_tiers(runner) if make_tiers else None
-    return Engine(info, runner, limits, lease, tiers=tiers, drafter=drafter), runner
+    return Engine(info, runner, limits, lease, tiers=tiers, speculation=speculation), runner
 
 
 def _info(name: str, num_blocks: int, limits: SchedulerLimits, eos_token_ids: tuple[int, ...] = ()) -> ModelInfo:

@@ -16,6 +16,7 @@ from engine.protocol import Constraint, Submit
 from engine.struct import replace
 from engine.tokenizer import Tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, submit
+from tests.engine.fake_drafter import EachAlone
 
 TOKENIZER = Tokenizer.from_directory(HERE)
 PERSON = {
@@ -222,7 +223,7 @@ def test_one_that_waits_for_its_grammar_can_be_aborted_and_holds_up_nobody() -> 
     engine.close()
 
 
-class HalfRight:
+class HalfRight(EachAlone):
     """Drafts what the grammar forces now and then, and what it forbids."""
 
     def propose(self, sequence: Any, most: int) -> tuple[int, ...]:
@@ -235,7 +236,7 @@ def test_drafts_are_checked_against_the_grammar_and_change_no_token() -> None:
     expected = crowd(engine)
     engine.close()
     drafting = ember()
-    drafting._drafter = HalfRight()
+    drafting._speculation = HalfRight()
     drafting.scheduler = drafting._new_scheduler()
     for name, heard in crowd(drafting).items():
         assert heard.token_ids == expected[name].token_ids, name

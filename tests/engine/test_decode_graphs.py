@@ -98,7 +98,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
     alone = drain(load_engine(checkpoint), requests)
     answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
     engine = load_engine(checkpoint, depth=depth)
-    engine.scheduler._drafter = Remembering(answers, num_drafts=3)
+    engine.scheduler._speculation = Remembering(answers, num_drafts=3)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     together = drain(engine, requests)
     assert {name: heard.token_ids for name, heard in together.items()} == {

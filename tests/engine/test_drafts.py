@@ -32,7 +32,7 @@ class Exact(FakeDrafter):
         super().__init__(0)
         self.num_drafts, self.num_right = num_drafts, num_right
 
-    def counts(self, most: int) -> tuple[int, int]:
+    def sizes(self, most: int) -> tuple[int, int]:
         return min(self.num_drafts, most), self.num_right
 
 
@@ -54,7 +54,7 @@ def test_a_model_tells_the_same_with_drafts_as_without(checkpoint: Path, depth: 
     apart = drain(load_engine(checkpoint, kv_tokens=2048, max_num_batched_tokens=40), requests)
     engine = load_engine(checkpoint, depth=depth, kv_tokens=kv_tokens, max_num_batched_tokens=40)
     answers = {request.prompt_token_ids: apart[request.sequence_id].token_ids for request in requests}
-    engine.scheduler._drafter = Remembering(answers)
+    engine.scheduler._speculation = Remembering(answers)
     checked = noting_steps(engine, lambda step: sum(n > 1 for n in step.lengths[: step.num_decodes]))
     together = drain(engine, requests)
     assert sum(checked) > 50
@@ -88,14 +88,14 @@ def noting_steps(engine: Engine, note: Callable[[Any], int]) -> list[int]:
     ("num_right", "steps"), [(4, [6, 5, 5]), (0, [6, 5, 5, 5, 5, 5, 5, 4, 3, 2, 1]), (2, [6, 5, 5, 4, 1])]
 )
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(num_right: int, steps: list[int]) -> None:
-    engine, runner = fake_engine(drafter=Exact(4, num_right))
+    engine, runner = fake_engine(speculation=Exact(4, num_right))
     heard = one(engine, submit("a", PROMPT, max_tokens=11))
     assert (heard.token_ids, heard.finish_reason) == (expected_tokens(PROMPT, 11), "length")
     assert runner.batch_tokens == steps
 
 
 def test_an_output_carries_all_tokens_of_its_step() -> None:
-    engine, _ = fake_engine(drafter=Exact(4, 4))
+    engine, _ = fake_engine(speculation=Exact(4, 4))
     engine.submit(submit("a", PROMPT, max_tokens=11, num_logprobs=0))
     outputs = []
     while engine.has_work:
@@ -108,14 +108,14 @@ def test_an_output_carries_all_tokens_of_its_step() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_nothing_follows_a_token_that_stops_among_the_drafts(depth: int) -> None:
     answer = expected_tokens(PROMPT, 9)
-    engine, _ = fake_engine(depth=depth, drafter=Exact(6, 6))
+    engine, _ = fake_engine(depth=depth, speculation=Exact(6, 6))
     heard = one(engine, submit("a", PROMPT, max_tokens=20, stop_token_ids=(answer[4],)))
     assert (heard.token_ids, heard.finish_reason) == (answer[:5], "stop")
     assert one(engine, submit("b", [*PROMPT, *answer[:5]], max_tokens=2)).num_cached_tokens == 8, "of 10 computed"
 
 
 def test_only_accepted_tokens_can_be_found_by_others() -> None:
-    engine, _ = fake_engine(drafter=Exact(6, 1))
+    engine, _ = fake_engine(speculation=Exact(6, 1))
     answer = expected_tokens(PROMPT, 3)
     engine.submit(submit("a", PROMPT, max_tokens=20))
     engine.step()
@@ -128,7 +128,7 @@ def test_only_accepted_tokens_can_be_found_by_others() -> None:
 
 
 def test_drafts_take_only_what_prompts_leave() -> None:
-    engine, runner = fake_engine(max_num_batched_tokens=10, drafter=Exact(6, 6))
+    engine, runner = fake_engine(max_num_batched_tokens=10, speculation=Exact(6, 6))
     engine.submit(submit("a", PROMPT, max_tokens=20))
     engine.step()
     engine.submit(submit("b", list(range(25)), max_tokens=1))
@@ -139,7 +139,7 @@ def test_drafts_take_only_what_prompts_leave() -> None:
 
 
 def test_drafts_preempt_nobody() -> None:
-    engine, runner = fake_engine(num_blocks=6, block_size=4, drafter=Exact(6, 6))
+    engine, runner = fake_engine(num_blocks=6, block_size=4, speculation=Exact(6, 6))
     heard = drain(engine, [submit(name, [i, *PROMPT[1:]], max_tokens=6) for i, name in enumerate("ab")])
     assert [heard[name].token_ids for name in "ab"] == [expected_tokens([i, *PROMPT[1:]], 6) for i in range(2)]
     assert engine.scheduler.counts.preemptions == 0
@@ -148,7 +148,7 @@ def test_drafts_preempt_nobody() -> None:
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> None:
-    engine, runner = fake_engine(depth=depth, drafter=Exact(4, 4))
+    engine, runner = fake_engine(depth=depth, speculation=Exact(4, 4))
     engine.submit(submit("a", PROMPT, max_tokens=50))
     heard: dict[str, Heard] = {"a": Heard()}
     while not runner.num_drafts:
@@ -165,7 +165,7 @@ def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> N
 def test_what_is_not_finite_behind_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
     """Nothing of it would be chosen, and yet it lies in a block that the next holder's attention reads and masks."""
     answer = expected_tokens(PROMPT, 2)
-    engine, runner = fake_engine(drafter=Exact(2, 0))
+    engine, runner = fake_engine(speculation=Exact(2, 0))
     runner.bad_prompts.add((*PROMPT, answer[0], (answer[1] + 1) % 1000))
     heard = drain(engine, [submit("a", PROMPT, max_tokens=9), submit("b", [9, 8, 7], max_tokens=9)])
     assert "not finite" in (heard["a"].error or "")
@@ -174,7 +174,7 @@ def test_what_is_not_finite_behind_a_refused_draft_ends_its_sequence_and_poisons
 
 
 def test_a_sequence_with_drafts_under_way_is_preempted_and_told_whole() -> None:
-    engine, runner = fake_engine(depth=2, drafter=Exact(4, 3))
+    engine, runner = fake_engine(depth=2, speculation=Exact(4, 3))
     engine.submit(submit("a", PROMPT, max_tokens=20))
     while not runner.num_drafts:
         engine.step()

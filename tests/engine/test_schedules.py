@@ -121,7 +121,7 @@ def make_engine(
         make_tiers=make_tiers,
         clock=count(0.0, tick_s).__next__,
         max_decode_delay_s=max_decode_delay_s,
-        drafter=None if drafts is None else FakeDrafter(drafts),
+        speculation=None if drafts is None else FakeDrafter(drafts),
         windows=windows,
     )
 

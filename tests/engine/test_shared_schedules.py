@@ -11,7 +11,7 @@ from engine.engine import Engine
 from engine.kv.groups import Windows
 from engine.kv.lease import Reservation
 from engine.kv.slab_allocator import NoSlabsError
-from engine.plan import Drafter
+from engine.plan import Speculation
 from engine.protocol import SamplingParams, Submit
 from engine.sequence import Sequence
 from tests.engine.driver import Heard
@@ -168,9 +168,9 @@ class Play:
         self.runners: list[FakeRunner] = []
         for model, name in enumerate(MODELS):
             limits = shape.max_num_batched_tokens, shape.max_num_seqs, shape.depth
-            drafter = None if shape.drafts is None else FakeDrafter(shape.drafts)
+            speculation = None if shape.drafts is None else FakeDrafter(shape.drafts)
             sizes = shape.block_bytes[model], shape.block_sizes[model]
-            engine, runner = self.make_engine(name, sizes, limits, drafter, shape.windows[model])
+            engine, runner = self.make_engine(name, sizes, limits, speculation, shape.windows[model])
             self.engines.append(engine)
             self.runners.append(runner)
         self.contexts = [engine.info.context_length for engine in self.engines]
@@ -185,10 +185,10 @@ class Play:
         name: str,
         sizes: tuple[int, int],
         limits: tuple[int, int, int],
-        drafter: Drafter | None,
+        speculation: Speculation | None,
         windows: Windows,
     ) -> tuple[Engine, FakeRunner]:
-        return borrowing_engine(self.arena, name, *sizes, *limits, drafter=drafter, windows=windows)
+        return borrowing_engine(self.arena, name, *sizes, *limits, speculation=speculation, windows=windows)
 
     def run(self) -> None:
         step = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.kv.groups import Windows
-from engine.plan import Drafter
+from engine.plan import Speculation
 from engine.protocol import BlockSource
 from engine.struct import replace
 from tests.engine import test_shared_schedules as shared
@@ -176,14 +176,14 @@ class TieredPlay(shared.Play):
         name: str,
         sizes: tuple[int, int],
         limits: tuple[int, int, int],
-        drafter: Drafter | None,
+        speculation: Speculation | None,
         windows: Windows,
     ) -> tuple[Engine, FakeRunner]:
         def make(runner: FakeRunner) -> FakeTiers:
             self.tiers.append(FakeTiers(runner, self.seed, self.capacity))
             return self.tiers[-1]
 
-        return borrowing_engine(self.arena, name, *sizes, *limits, make, drafter, windows)
+        return borrowing_engine(self.arena, name, *sizes, *limits, make, speculation, windows)
 
 
 def tiered(**shape: int) -> tuple[Engine, FakeTiers]:

@@ -58,7 +58,11 @@ async def test_choices_come_in_order_with_their_own_ends(site: Site, path: str) 
         "completion_tokens": 5 + 3 + 6,
         "total_tokens": prompt_tokens + 14,
         "prompt_tokens_details": {"cached_tokens": 5},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.protocol import ModelLoad, StepOutput, TokenOutput
+from engine.protocol import DraftCounts, ModelLoad, StepOutput, TokenOutput
 from runtime import metrics
 from runtime.engines.fleet import HostLoad
 from runtime.engines.wake_history import Wake
@@ -42,6 +42,11 @@ READ = {
     "pilotlight_kv_peer_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_tier_losses": ("counter", {"engine", "model_name"}),
     "vllm:num_preemptions": ("counter", {"engine", "model_name"}),
+    "vllm:spec_decode_num_drafts": ("counter", {"engine", "model_name"}),
+    "vllm:spec_decode_num_draft_tokens": ("counter", {"engine", "model_name"}),
+    "vllm:spec_decode_num_accepted_tokens": ("counter", {"engine", "model_name"}),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("counter", {"engine", "model_name", "position"}),
+    "pilotlight_drafter_failures": ("counter", {"engine", "model_name"}),
     "pilotlight_swaps": ("counter", {"engine", "model_name"}),
     "pilotlight_model_residency": ("gauge", {"model_name", "residency"}),
     "pilotlight_model_copies": ("gauge", {"model_name"}),
@@ -58,7 +63,7 @@ class Answer:
 def observed(model: str = "tiny") -> Metrics:
     metrics = Metrics("ams1")
     metrics.watch(
-        lambda: [HostLoad(0, model, ModelLoad(running=2, prefix_hits=7))],
+        lambda: [HostLoad(0, model, ModelLoad(running=2, prefix_hits=7, drafts=DraftCounts(2, 5, 3, (2, 1, 0), 1)))],
         {"inflight_requests": lambda: 3},
         lambda: [ModelStatus(model, "device", copies=1)],
     )

@@ -35,7 +35,11 @@ async def test_a_chat_is_answered_whole(site: Site) -> None:
         "completion_tokens": 13,  # twelve bytes and the end token
         "total_tokens": prompt_tokens + 13,
         "prompt_tokens_details": {"cached_tokens": 7},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 

@@ -67,7 +67,11 @@ async def test_without_reasoning_the_answer_begins_at_once(make_thinker: SiteMak
         answer = await call(site.app, CHAT, fields)
         message = answer.json["choices"][0]["message"]
         assert (message["content"], "reasoning" in message) == ("It <think> is.", False)
-        assert answer.json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+        assert answer.json["usage"]["completion_tokens_details"] == {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        }
         assert site.engine.submits[0].constraint == Constraint("json_schema", '{"type":"object"}')
 
 

@@ -202,6 +202,21 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("fast", "'fast' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
+        ("suffix,auto", "'auto' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
+        ("suffix, grammar", "' grammar' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
+        ("suffix,suffix", "'suffix,suffix' names a drafter twice"),
+    ],
+)
+def test_drafters_are_known_by_name(words: str, why: str) -> None:
+    model = SITE["models"][0]
+    assert sentences(SiteConfig, {**SITE, "models": [{**model, "speculate": words}]}) == [f"models.0.speculate: {why}"]
+    parse(SiteConfig, {**SITE, "models": [{**model, "speculate": "grammar,suffix"}]}, "ams1.toml")
+
+
 def test_a_file_that_is_no_table_is_refused() -> None:
     assert sentences(SiteConfig, 3) == ["the file: must be a table, not 3"]
 

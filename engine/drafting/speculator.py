@@ -1,0 +1,208 @@
+"""A model's speculation: asks drafters in turn how each sequence goes on, has as much of it checked as pays, and learns from what came of it.
+
+What one drafter proposes the next one may go on with: forced tokens of a grammar, then a copied name, then forced ones again. A drafter that raises,
+that proposes what are no tokens or too many, or that takes longer than the steps it is to save is not asked again for that sequence, which goes on
+without.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from operator import mul
+
+from engine.drafting.acceptance import AcceptanceRates
+from engine.drafting.budget import allot
+from engine.drafting.costs import StepCosts
+from engine.drafting.drafter import Draft, Drafter
+from engine.plan import Chunk, StepPlan, most_drafts
+from engine.protocol import DraftCounts
+from engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+MOST_DRAFTS = 15  # of a sequence in one step
+MOST_LOOKED_FOR = 256  # of a batch, in equal parts
+_MOST_ROUNDS = 4  # of drafters that go on behind each other
+_LOOKING_SHARE = 0.005  # of a step, that looking for drafts may take where none are found
+_LARGE_BATCH = (
+    16  # sequences: for each so many more, a batch that none of them had drafts in is left alone for another step
+)
+_GRACE_S = 0.25  # beyond what a drafter may take for a sequence: a long prompt is read once
+
+
+class DrafterError(Exception):
+    """A drafter does what none may do; the message says what."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one sequence's drafts."""
+
+    rates: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.9, kept_untried=0.99))
+    failed: set[str] = field(default_factory=set)  # drafters that are not asked any more
+    spent_s: dict[str, float] = field(default_factory=dict)  # by drafter, less what the steps took meanwhile
+    kinds: tuple[str, ...] = ()  # of the drafts that are being checked
+    expected: float = 0.0  # how many of them are right
+    looking_s: float | None = (
+        None  # what looking for drafts takes; a moving average without the first, which reads the prompt
+    )
+    num_vain: int = 0  # looks in a row that led to no draft
+    rest: int = 0  # steps before the next
+
+
+_Guess = tuple[int, str, float]  # a token, the kind of its draft, and how likely it is if those before it are right
+
+
+class Speculator:
+    def __init__(
+        self,
+        drafters: SequenceOf[Drafter],
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+        is_overlapped: bool = False,
+    ) -> None:
+        """`drafters`: asked in this order; the first that proposes something is believed. `is_overlapped`: a step is launched while the one before
+        runs, and a sequence whose drafts are being checked misses one."""
+        self._drafters = drafters
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._is_overlapped = is_overlapped
+        self._states: dict[Sequence, _State] = {}
+        self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # of all sequences
+        self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right ones, of as many as expected
+        self._rest_steps = 0  # before any sequence is looked at again
+        self.costs = StepCosts()
+        self.counts = DraftCounts()
+
+    def drafts(self, plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
+        """Return the drafts that are worth checking."""
+        if self._rest_steps:
+            self._rest_steps -= 1
+            return {}
+        if not self.costs.is_known:
+            return {}
+        decoding, num_rows, budget = plan.decoding, plan.num_rows, plan.budget
+        proposed: dict[Sequence, list[_Guess]] = {}
+        enough = min(budget, MOST_DRAFTS, max(1, MOST_LOOKED_FOR // max(1, len(decoding))))
+        for sequence in decoding:
+            state = self._states.get(sequence)
+            if state is None:
+                state = self._states[sequence] = _State()
+            if state.rest:
+                state.rest -= 1
+            elif (most := min(most_drafts(sequence), enough)) > 0:
+                proposed[sequence] = self._look(sequence, state, most, num_rows)
+        chosen = self._choose({s: guesses for s, guesses in proposed.items() if guesses}, len(decoding), plan)
+        for sequence in proposed.keys() - chosen.keys():
+            self._leave_alone(sequence, proposed[sequence], len(decoding), num_rows)
+        if not chosen:
+            self._rest_steps = len(decoding) // _LARGE_BATCH
+        return chosen
+
+    def _choose(
+        self, found: dict[Sequence, list[_Guess]], num_decodes: int, plan: StepPlan
+    ) -> dict[Sequence, tuple[int, ...]]:
+        """Return as many guesses of each sequence as pay."""
+        chosen: dict[Sequence, tuple[int, ...]] = {}
+        if not found:
+            return chosen
+        bias, budget = min(1.0, self._bias.rate("", 1.0)), plan.budget
+        chances = [[chance for _, _, chance in guesses] for guesses in found.values()]
+        turn_lost = float(self._is_overlapped and num_decodes > 1)
+        counts = allot(chances, self.costs, num_decodes, plan.num_rows, bias, turn_lost)
+        for (sequence, guesses), count in zip(found.items(), counts, strict=True):
+            taken = guesses[: min(count, budget)]
+            if taken:
+                budget -= len(taken)
+                state = self._states[sequence]
+                state.kinds, state.num_vain = tuple([kind for _, kind, _ in taken]), 0
+                state.expected = sum(accumulate([chance for _, _, chance in taken], mul))
+                chosen[sequence] = tuple([token_id for token_id, _, _ in taken])
+        if not chosen:
+            self._bias.fade("")
+        return chosen
+
+    def note(self, chunk: Chunk, num_accepted: int) -> None:
+        """Learn from a checked chunk: each draft up to the first wrong one says how good its kind is."""
+        state = self._states.get(chunk.sequence)
+        if state is None:
+            return
+        self.counts = self.counts.with_chunk(len(chunk.drafts), num_accepted)
+        if len(chunk.drafts) == len(state.kinds):
+            self._bias.add("", num_accepted, state.expected)
+        for i, kind in enumerate(state.kinds[: min(num_accepted + 1, len(chunk.drafts))]):
+            for rates in (state.rates, self._rates):
+                rates.add(kind, i < num_accepted)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept for a sequence that has ended, or goes on elsewhere."""
+        if self._states.pop(sequence, None) is not None:
+            for drafter in self._drafters:
+                drafter.forget(sequence)
+
+    def count_step(self, num_rows: int, step_s: float) -> None:
+        self.costs.count(num_rows, step_s)
+
+    def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
+        """Return guesses at what follows the newest token: where that is not known yet, behind a guess at it."""
+        began = self._clock()
+        num_unknown = int(sequence.is_pending)
+        ahead: list[int] = []
+        guesses: list[_Guess] = []
+        for _ in range(_MOST_ROUNDS):
+            draft = self._ask(sequence, state, ahead, most + num_unknown - len(ahead), num_rows)
+            if draft is None:
+                break
+            expected = self._rates.rate(draft.kind, draft.prior)
+            ahead += draft.token_ids
+            guesses += zip(draft.token_ids, repeat(draft.kind), repeat(state.rates.rate(draft.kind, expected)))
+            if len(ahead) >= most + num_unknown:
+                break
+        if sequence.matcher is not None:
+            del guesses[sequence.matcher.num_allowed(ahead) :]
+        looking_s = self._clock() - began
+        state.looking_s = 0.0 if state.looking_s is None else state.looking_s + 0.1 * (looking_s - state.looking_s)
+        return guesses[num_unknown:]
+
+    def _ask(self, sequence: Sequence, state: _State, ahead: SequenceOf[int], most: int, num_rows: int) -> Draft | None:
+        """Return the draft of the first drafter that has one."""
+        for drafter in self._drafters:
+            if drafter.name in state.failed:
+                continue
+            began = self._clock()
+            try:
+                draft = drafter.propose(sequence, ahead, most)
+                if draft is not None:
+                    self._check(draft, most)
+                spent_s = state.spent_s.get(drafter.name, 0.0) + self._clock() - began
+                state.spent_s[drafter.name] = max(0.0, spent_s - self.costs.predict_s(num_rows))
+                if spent_s > _GRACE_S:
+                    raise DrafterError(f"it takes longer than the steps: {spent_s:.3f} s so far")
+            except Exception as error:  # whatever it is, the sequence does without this drafter
+                log.warning("sequence %s goes on without %s drafts: %s", sequence.sequence_id, drafter.name, error)
+                state.failed.add(drafter.name)
+                self.counts = self.counts.with_failure()
+                continue
+            if draft is not None:
+                return draft
+        return None
+
+    def _check(self, draft: Draft, most: int) -> None:
+        if not 0 < len(draft.token_ids) <= most:
+            raise DrafterError(f"it was asked for 1 to {most} drafts and has {len(draft.token_ids)}")
+        for token_id in draft.token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise DrafterError(f"{token_id} is no token of {self._vocab_size}")
+
+    def _leave_alone(self, sequence: Sequence, guesses: list[_Guess], num_decodes: int, num_rows: int) -> None:
+        """Look at a sequence less and less often while nothing comes of it, down to where looking takes a small share of the steps."""
+        state = self._states[sequence]
+        most = (state.looking_s or 0.0) * num_decodes / (_LOOKING_SHARE * self.costs.predict_s(num_rows))
+        state.rest = min((1 << min(state.num_vain, 8)) - 1, int(most))
+        state.num_vain += 1
+        for kind in {kind for _, kind, _ in guesses}:
+            for rates in (state.rates, self._rates):
+                rates.fade(kind)

@@ -1,0 +1,63 @@
+"""Drafts what followed the last time that the sequence's last tokens stood there: in itself with its prompt, or in its tenant's recent outputs.
+
+After prompt lookup decoding (Saxena 2023) and SuffixDecoding (Oliaro et al., arXiv:2411.04975): the longer the match, the likelier its continuation.
+A tenant's outputs are kept under its salt, and nobody else ever looks there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as SequenceOf
+
+from engine.drafting.drafter import Draft, known_tokens
+from engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, NgramIndex
+from engine.sequence import Sequence
+
+MOST_TENANT_TOKENS = 1 << 16  # of one tenant's outputs, at most 1 MiB
+MOST_TOKENS = 1 << 19  # of all tenants': at most 8 MiB
+_BEFORE_OUTPUT = 4  # of a prompt's last tokens: by these the output's first are found
+# How often a token was right behind a match of so many tokens, or more: what speculation begins with, before it has seen any.
+_PRIORS = ((16, 0.9), (8, 0.85), (4, 0.7), (3, 0.55), (2, 0.35))
+
+
+class SuffixDrafter:
+    name = "suffix"
+
+    def __init__(self) -> None:
+        self._own: dict[Sequence, NgramIndex] = {}
+        self._outputs: OrderedDict[bytes, NgramIndex] = OrderedDict()  # by tenant, the one unused for longest first
+
+    def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
+        num_known, token_ids = known_tokens(sequence), sequence.token_ids
+        own = self._own.get(sequence)
+        if own is None:
+            own = self._own[sequence] = NgramIndex()
+        if len(own) < num_known:
+            own.extend(token_ids[len(own) : num_known])
+        tail = [*token_ids[max(0, num_known - MOST_MATCHED) : num_known], *ahead][-MOST_MATCHED:]
+        match, found_in = own.find(tail), own
+        outputs = self._outputs.get(sequence.tenant)
+        if outputs is not None and (match is None or match.length < MOST_MATCHED):
+            other = outputs.find(tail)
+            if other is not None and (match is None or other.length > match.length):
+                match, found_in = other, outputs
+        if match is None:
+            return None
+        found = found_in.following(match, most)
+        while found_in is own and len(found) < most:  # it repeats itself
+            found += found[: most - len(found)]
+        least, prior = next((least, prior) for least, prior in _PRIORS if match.length >= least)
+        return Draft(found, f"suffix {least}", prior) if found else None
+
+    def forget(self, sequence: Sequence) -> None:
+        """Keep an ended sequence's output for its tenant's next ones."""
+        if self._own.pop(sequence, None) is None:
+            return
+        num_prompt = sequence.num_prompt_tokens - sequence.num_delivered_tokens
+        text = sequence.token_ids[max(0, num_prompt - _BEFORE_OUTPUT) : known_tokens(sequence)]
+        outputs = self._outputs.pop(sequence.tenant, None) or NgramIndex()
+        if len(outputs) + len(text) >= MOST_TENANT_TOKENS:
+            older, outputs = outputs, NgramIndex()
+            outputs.extend(older.tokens[len(older) - MOST_TENANT_TOKENS // 2 :])
+        outputs.extend([*text[-MOST_TENANT_TOKENS // 4 :], SEPARATOR])
+        self._outputs[sequence.tenant] = outputs
+        while sum(map(len, self._outputs.values())) > MOST_TOKENS:
+            self._outputs.popitem(last=False)

@@ -1,0 +1,339 @@
+"""What drafts bring and cost: `make bench-speculation` runs it: python -m load_tests.scenarios.speculation.
+
+Ember answers held-out questions of its corpus with drafts and without, taking turns, in batches of 1 and of 8: the same tokens each time, or the run
+ends. Each kind of question is one workload, asked by a tenant of its own; the schema of a JSON question is enforced. Then 64 mixed streams, as they
+come and with a drafter that is always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a stated
+chance: that is the cost of checking drafts alone. Ratios above 1 are faster with drafts.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from engine.drafting.drafter import Draft, Drafter, known_tokens
+from engine.drafting.grammar import GrammarDrafter
+from engine.drafting.speculator import Speculator
+from engine.drafting.suffix import SuffixDrafter
+from engine.embedded.ember.chat import Chat
+from engine.embedded.ember.corpus.conversation import Conversation, Split
+from engine.embedded.ember.corpus.mixture import conversation
+from engine.engine import Engine
+from engine.kv_memory import make_kv_memory
+from engine.loading import load_model
+from engine.plan import Chunk, SchedulerLimits
+from engine.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
+from engine.sequence import Sequence
+from kernels.cpu import library
+from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
+from load_tests.random_checkpoint import EMBER
+from load_tests.records import spread, write_record
+
+# By what is asked: the corpus's task. No answer of any kind was among those that the model learnt.
+WORKLOADS = {
+    "copying": "repeat", "quoting from far back": "long", "JSON with a schema": "json", "tool calls": "tools", "stories": "story",
+    "free chat": "talk",
+}  # fmt: skip
+BATCHES = (1, 8)
+MAX_TOKENS = 120
+MIXED = 64
+REPLAYED = (0.0, 0.6, 0.9, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="of each workload and batch, with drafts and without; a third warms up"
+    )
+    parser.add_argument("--mixed-rounds", type=int, default=12)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b", help="that replays drafts")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    console = Console()
+    library.start(wait=True)
+    results: dict[str, Any] = {"workloads": {}, "drafters": {}, "steps": {}}
+    ember = Ember(options.threads)
+    for batch in BATCHES:
+        for workload in WORKLOADS:
+            with console.status(f"{workload}, batch {batch}"):
+                key = f"{workload}, batch {batch}"
+                results["workloads"][key], watch = ember.compare(workload, batch, options.rounds)
+                results["drafters"][key], results["steps"][key] = watch.by_kind(), watch.steps()
+    with console.status("mixed streams"):
+        results["mixed"] = {
+            "64 streams": ember.mixed([GrammarDrafter(), SuffixDrafter()], options.mixed_rounds),
+            "64 streams, drafts that are always wrong": ember.mixed([Wrong()], options.mixed_rounds),
+        }
+    with console.status(f"replay on {options.shape}"):
+        results["replay"] = {"shape": options.shape, **replay(options.shape)}
+    show(console, results)
+    console.print(f"Record: {write_record('speculation', results)}", soft_wrap=True)
+
+
+class Watched(Speculator):
+    """A speculator that keeps what came of each draft and each prediction."""
+
+    def __init__(self, drafters: SequenceOf[Drafter], vocab_size: int) -> None:
+        super().__init__(drafters, vocab_size)
+        self.checked: dict[str, list[int]] = defaultdict(
+            lambda: [0, 0]
+        )  # by kind: accepted, and checked behind right ones
+        self.accepted: list[int] = []  # of each check
+        self.predicted: list[tuple[int, float, float]] = []  # rows, seconds as predicted and as they were
+
+    def note(self, chunk: Chunk, num_accepted: int) -> None:
+        for i, kind in enumerate(self._states[chunk.sequence].kinds[: min(num_accepted + 1, len(chunk.drafts))]):
+            self.checked[kind][0] += i < num_accepted
+            self.checked[kind][1] += 1
+        self.accepted.append(num_accepted)
+        super().note(chunk, num_accepted)
+
+    def count_step(self, num_rows: int, step_s: float) -> None:
+        if self.costs.is_known:
+            self.predicted.append((num_rows, self.costs.predict_s(num_rows), step_s))
+        super().count_step(num_rows, step_s)
+
+    def forget_past(self) -> None:
+        """Begin to count anew: what was learnt stays."""
+        self.checked.clear()
+        self.accepted, self.predicted = [], []
+
+    def by_kind(self) -> dict[str, Any]:
+        found = {kind: {"checked": n, "rate": round(right / n, 3)} for kind, (right, n) in sorted(self.checked.items())}
+        length = round(1 + sum(self.accepted) / len(self.accepted), 3) if self.accepted else None
+        return {"kinds": found, "acceptance_length": length, "checks": len(self.accepted)}
+
+    def steps(self) -> dict[str, Any]:
+        """Predicted and actual milliseconds by rows, of steps without a long prompt."""
+        by_rows: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for rows, predicted, actual in self.predicted:
+            by_rows[rows].append((1e3 * predicted, 1e3 * actual))
+        return {
+            str(rows): {"predicted_ms": spread([p for p, _ in some]), "actual_ms": spread([a for _, a in some])}
+            for rows, some in sorted(by_rows.items())
+            if len(some) >= 8 and rows <= 128
+        }
+
+
+class Timed(NamedTuple):
+    token_ids: dict[str, list[int]]
+    whole_s: float
+    decode_s: float  # since every sequence had its first token
+    decoded: int  # tokens of that time
+
+
+class Ember:
+    def __init__(self, threads: int | None) -> None:
+        config = HostConfig(kv_bytes=256 << 20, threads=threads)
+        self.chat = Chat()
+        self.plain, self.drafting = (
+            load_model(ModelSpec("ember", str(EMBER), "float32", 16384), config, make_kv_memory(config)).engine
+            for _ in range(2)
+        )
+
+    def compare(self, workload: str, batch: int, rounds: int) -> tuple[dict[str, Any], Watched]:
+        watch = self._speculate([GrammarDrafter(), SuffixDrafter()])
+        draw = random.Random(f"{workload} {batch}")
+        warm_up = rounds // 3
+        timed: list[tuple[Timed, Timed]] = []
+        for index in range(rounds):
+            if index == warm_up:
+                watch.forget_past()
+            asked = [self._submit(str(i), WORKLOADS[workload], draw, workload) for i in range(batch)]
+            timed.append(self._both(asked, index))
+        kept = timed[warm_up:]
+        return _ratios(kept), watch
+
+    def mixed(self, drafters: SequenceOf[Drafter], rounds: int) -> dict[str, Any]:
+        """Streams of all kinds but JSON, none of which ends before it has its tokens."""
+        self._speculate(drafters)
+        draw = random.Random(7)
+        tasks = [task for task in WORKLOADS.values() if task not in ("json", "long")]
+        timed = []
+        for index in range(rounds):
+            asked = [
+                self._submit(str(i), draw.choice(tasks), draw, f"tenant {i % 8}", ends=False) for i in range(MIXED)
+            ]
+            timed.append(self._both(asked, index))
+        return _ratios(timed[rounds // 3 :])
+
+    def _speculate(self, drafters: SequenceOf[Drafter]) -> Watched:
+        watch = Watched(drafters, self.drafting.info.vocab_size)
+        self.drafting._speculation = watch
+        self.drafting.scheduler = self.drafting._new_scheduler()  # a cold prefix cache
+        self.plain.scheduler = self.plain._new_scheduler()
+        return watch
+
+    def _both(self, asked: list[Submit], index: int) -> tuple[Timed, Timed]:
+        order = [self.plain, self.drafting]
+        found = {engine: run(engine, asked) for engine in (order if index % 2 else order[::-1])}
+        plain, drafting = found[self.plain], found[self.drafting]
+        if plain.token_ids != drafting.token_ids:
+            raise SystemExit(f"drafts changed tokens: {plain.token_ids} became {drafting.token_ids}")
+        return plain, drafting
+
+    def _submit(self, name: str, task: str, draw: random.Random, tenant: str, ends: bool = True) -> Submit:
+        while True:
+            asked = conversation(random.Random(draw.random()), task, Split.HELD_OUT)
+            prompt = tuple(self.chat.prompt(asked.messages[:-1], asked.tools))
+            constraint = _schema_of(asked) if task == "json" else None
+            if len(prompt) < 2000 and (constraint is not None or task != "json"):
+                break
+        sampling = SamplingParams(MAX_TOKENS if ends else 64, temperature=0.0, ignore_eos=not ends)
+        return Submit(name, "ember", prompt, sampling, tenant.encode(), constraint=constraint)
+
+
+def _schema_of(asked: Conversation) -> Constraint | None:
+    """Return the schema that a question's system message ends with."""
+    text = str(asked.messages[0]["content"])
+    try:
+        schema = json.loads(text[text.index("{") :])
+    except ValueError:
+        return None
+    return Constraint("json_schema", json.dumps(schema))
+
+
+def run(engine: Engine, asked: list[Submit]) -> Timed:
+    """Answer all. The clock starts when grammars have been compiled, behind the first prompts."""
+    for submit in asked:
+        engine.submit(submit)
+    while engine.has_work and not engine.step():
+        time.sleep(0.001)
+    token_ids: dict[str, list[int]] = {submit.sequence_id: [] for submit in asked}
+    began, started, before = time.perf_counter(), 0.0, 0
+    while engine.has_work or engine.has_outputs:
+        for output in engine.take_outputs():
+            assert output.error_message is None, output.error_message
+            token_ids[output.sequence_id] += output.token_ids
+        engine.on_idle()
+        if not started and all(token_ids.values()):
+            started, before = time.perf_counter(), sum(map(len, token_ids.values()))
+        if engine.has_work:
+            engine.step()
+    ended = time.perf_counter()
+    return Timed(token_ids, ended - began, ended - started, sum(map(len, token_ids.values())) - before)
+
+
+def _ratios(timed: list[tuple[Timed, Timed]]) -> dict[str, Any]:
+    """Compare decoding and whole answers, round by round and over all rounds."""
+    decoded = [(a, b) for a, b in timed if a.decoded]
+    plain_s, drafting_s = sum(a.decode_s for a, _ in decoded), sum(b.decode_s for _, b in decoded)
+    tokens = sum(a.decoded for a, _ in decoded)
+    return {
+        "tokens": tokens,
+        "tokens_per_s": {"without": round(tokens / plain_s, 1), "with": round(sum(b.decoded for _, b in decoded) / drafting_s, 1)},
+        "decode_ratio": spread([a.decode_s / a.decoded * b.decoded / b.decode_s for a, b in decoded if b.decoded]),
+        "decode_ratio_of_all": round(plain_s / tokens * sum(b.decoded for _, b in decoded) / drafting_s, 3),
+        "answer_ratio": spread([a.whole_s / b.whole_s for a, b in timed]),
+    }  # fmt: skip
+
+
+class Wrong:
+    """Proposes as much as it may, and nothing that could be right."""
+
+    name = "wrong"
+
+    def __init__(self) -> None:
+        self._draw = random.Random(1)
+
+    def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
+        return Draft([self._draw.randrange(1, 20) for _ in range(most)], self.name, 0.9)
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+class Replay:
+    """Knows the answers, and spoils each token of them with a chance."""
+
+    name = "replay"
+
+    def __init__(self, answers: dict[str, list[int]], chance: float) -> None:
+        self._answers = answers
+        self._chance = chance
+        self._draw = random.Random(3)
+
+    def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
+        answer = self._answers[sequence.sequence_id]
+        at = known_tokens(sequence) - sequence.num_prompt_tokens + len(ahead)
+        found = [
+            token if self._draw.random() < self._chance else (token + 1) % 1000 for token in answer[at : at + most]
+        ]
+        return Draft(found, self.name, self._chance) if found else None
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+def replay(shape: str) -> dict[str, Any]:
+    config, on_gpu = SHAPES[shape], torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    dtype = torch.float32 if shape == "tiny" and not on_gpu else torch.bfloat16
+    runner = make_runner(config, device, dtype, 8 * 512)
+    info = ModelInfo(
+        "m", config.context_length, config.vocab_size, (), str(dtype), BLOCK_SIZE, runner.num_blocks, 1, 0.0
+    )
+    limits, draw = SchedulerLimits(BLOCK_SIZE, 2048, 8, 8), random.Random(5)
+    found: dict[str, Any] = {}
+    for batch in BATCHES:
+        asked = [
+            Submit(
+                str(i),
+                "m",
+                tuple(draw.choices(range(1000), k=64)),
+                SamplingParams(64, temperature=0.0, ignore_eos=True),
+            )
+            for i in range(batch)
+        ]
+        answers = run(Engine(info, runner, limits), asked).token_ids
+        for chance in REPLAYED:
+            drafting = Engine(
+                info, runner, limits, speculation=Speculator([Replay(answers, chance)], config.vocab_size)
+            )
+            plain_s, drafting_s = [], []
+            for _ in range(4):
+                plain, guessed = run(Engine(info, runner, limits), asked), run(drafting, asked)
+                plain_s.append(plain.decode_s / plain.decoded)
+                drafting_s.append(guessed.decode_s / guessed.decoded)
+            counts = drafting.load().drafts
+            found[f"batch {batch}, each right with {chance}"] = {
+                "decode_ratio": spread([a / b for a, b in zip(plain_s[1:], drafting_s[1:], strict=True)]),
+                "accepted": round(counts.num_accepted_tokens / max(1, counts.num_draft_tokens), 3),
+                "acceptance_length": round(1 + counts.num_accepted_tokens / max(1, counts.num_drafts), 2),
+            }
+    return found
+
+
+def rows(results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    for name, found in results["workloads"].items():
+        yield name, found["decode_ratio"], str(results["drafters"][name]["acceptance_length"] or "-")
+    for name, found in results["mixed"].items():
+        yield name, found["decode_ratio"], "-"
+    for name, found in results["replay"].items():
+        if isinstance(found, dict):
+            yield (
+                f"{results['replay']['shape']} replays, {name}",
+                found["decode_ratio"],
+                str(found["acceptance_length"]),
+            )
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    table = Table(
+        "workload", "times as fast, decoding", "min", "max", "n", "acceptance length", box=None, header_style="bold"
+    )
+    for name, ratio, length in rows(results):
+        table.add_row(name, *(str(ratio[key]) for key in ("median", "min", "max", "n")), length)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

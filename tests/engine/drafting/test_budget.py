@@ -1,0 +1,58 @@
+"""How many drafts are worth their rows, against trying every number."""
+
+import math
+
+import pytest
+
+from engine.drafting.budget import allot
+from tests.engine.drafting.test_costs import measured
+
+FREE = measured({1: 1.0, 100: 1.0})
+LINEAR = measured({rows: float(rows) for rows in range(1, 128)})
+READS = measured({rows: 10.0 + rows for rows in range(1, 128)})  # weights are read once, then a row costs a tenth
+
+
+def test_where_rows_are_free_all_are_checked() -> None:
+    assert allot([[0.5] * 4, [0.1] * 15], FREE, 2, 2) == [4, 15]
+
+
+def test_where_a_row_costs_as_much_as_a_token_none_is() -> None:
+    assert allot([[0.99] * 15], LINEAR, 1, 1) == [0]
+    assert allot([[0.99] * 15] * 8, LINEAR, 8, 8) == [0] * 8
+
+
+def test_likely_drafts_come_before_unlikely_ones_whosever_they_are() -> None:
+    first, second = allot([[0.95] * 15, [0.2] * 15], READS, 2, 2)
+    assert first > 3 > second
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.8, 0.95, 1.0])
+def test_the_number_is_nearly_as_good_as_the_best_there_is(chance: float) -> None:
+    def rate(n: int) -> float:
+        return (1 + sum(chance**i for i in range(1, n + 1))) / READS.predict_s(1 + n)
+
+    (found,) = allot([[chance] * 15], READS, 1, 1)
+    assert rate(found) >= 0.97 * max(rate(n) for n in range(16))
+
+
+def test_what_prompts_take_in_the_same_step_makes_no_draft_worth_more() -> None:
+    alone = allot([[0.7] * 15], READS, 1, 1)
+    beside = allot([[0.7] * 15], READS, 1, 60)
+    assert math.isclose(sum(alone), sum(beside), abs_tol=2)
+    assert allot([[0.5] * 15], LINEAR, 1, 60) == [0]
+
+
+def test_drafts_that_were_right_less_often_than_expected_count_for_less() -> None:
+    assert allot([[0.9] * 15], READS, 1, 1)[0] > allot([[0.9] * 15], READS, 1, 1, bias=0.3)[0]
+    assert allot([[0.9] * 15], READS, 1, 1, bias=0.02) == [0]
+
+
+def test_a_sequence_that_loses_its_next_turn_needs_more_than_a_likely_draft() -> None:
+    assert allot([[0.9], [0.9] * 15], FREE, 2, 2) == [1, 15]
+    assert allot([[0.9], [0.9] * 15], FREE, 2, 2, turn_lost=1.0) == [0, 15]
+    assert allot([[0.5] * 15] * 2, FREE, 2, 2, turn_lost=1.0) == [0, 0]
+
+
+def test_nothing_proposed_is_nothing_checked() -> None:
+    assert allot([], READS, 3, 3) == []
+    assert allot([[], []], READS, 2, 2) == [0, 0]

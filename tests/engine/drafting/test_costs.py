@@ -1,0 +1,47 @@
+"""What steps take by their rows: believed after some, and never less for more rows."""
+
+from random import Random
+
+import pytest
+
+from engine.drafting.costs import StepCosts
+
+
+def measured(by_rows: dict[int, float], times: int = 8) -> StepCosts:
+    costs = StepCosts()
+    for _ in range(times):
+        for rows, seconds in by_rows.items():
+            costs.count(rows, seconds)
+    return costs
+
+
+def test_a_size_is_believed_when_it_was_measured_a_few_times() -> None:
+    assert not measured({4: 0.1}, times=5).is_known
+    assert measured({4: 0.1}, times=6).predict_s(4) == 0.1
+
+
+def test_between_two_sizes_there_is_a_line_and_beyond_a_hope() -> None:
+    costs = measured({1: 0.1, 9: 0.3})
+    assert costs.predict_s(5) == pytest.approx(0.2)
+    assert costs.predict_s(1) == costs.predict_s(0.5) == 0.1
+    assert 0.3 < costs.predict_s(18) < 0.6
+
+
+def test_a_first_step_that_took_long_is_forgotten_and_one_in_between_hardly_counts() -> None:
+    costs = StepCosts()
+    costs.count(2, 9.0)
+    for _ in range(6):
+        costs.count(2, 0.1)
+    assert costs.predict_s(2) == 0.1
+    costs.count(2, 9.0)
+    assert costs.predict_s(2) == pytest.approx(0.105)
+    for _ in range(200):
+        costs.count(2, 0.4)
+    assert costs.predict_s(2) == pytest.approx(0.4, rel=0.05), "what lasts is learnt"
+
+
+def test_more_rows_never_take_less() -> None:
+    draw = Random(3)
+    costs = measured({rows: draw.uniform(0.1, 1.0) for rows in (1, 2, 3, 5, 9, 17, 40, 100, 333)})
+    predicted = [costs.predict_s(rows) for rows in range(1, 600)]
+    assert predicted == sorted(predicted)

@@ -1,0 +1,85 @@
+"""What a grammar leaves no choice about, with a real model's vocabulary."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from engine.constraints import Grammars, Matcher
+from engine.drafting.grammar import GrammarDrafter
+from engine.embedded.ember.chat import HERE
+from engine.protocol import Constraint, SamplingParams
+from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_directory(HERE)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(HERE, 2048, (TOKENIZER.encode("<|im_end|>")[0],))
+    yield made
+    made.close()
+
+
+def matcher(grammars: Grammars, constraint: Constraint, before: str = "") -> Matcher:
+    return grammars.compile(constraint, TOKENIZER.encode(before)).result(timeout=10)
+
+
+def forced(found: Matcher, ahead: str = "", most: int = 15) -> str:
+    return TOKENIZER.decode(tuple(found.forced(TOKENIZER.encode(ahead), most)))
+
+
+JSON = Constraint("json_schema", json.dumps(SCHEMA))
+
+
+def test_names_and_punctuation_are_forced_and_values_are_not(grammars: Grammars) -> None:
+    assert forced(matcher(grammars, JSON)) == '{"name": "'
+    assert forced(matcher(grammars, JSON, '{"name": "Bo')) == ""
+    assert forced(matcher(grammars, JSON, '{"name": "Bob", "')) == 'age": '
+
+
+def test_what_follows_a_guess_is_found_and_the_sequence_stays_where_it_was(grammars: Grammars) -> None:
+    found = matcher(grammars, JSON)
+    before = found.mask()
+    assert forced(found, ahead='{"name": "Bob", "') == 'age": '
+    assert forced(found, ahead='{"game') == ""
+    assert forced(found, most=0) == ""
+    assert found.mask() == before
+    assert forced(found) == '{"name": "'
+
+
+def test_no_more_than_asked_for_and_nothing_behind_the_end(grammars: Grammars) -> None:
+    choice = Constraint("choice", '["a very long answer that is the only one there is"]')
+    found = matcher(grammars, choice)
+    assert len(found.forced((), 3)) == 3
+    whole = found.forced((), 60)
+    assert TOKENIZER.decode(tuple(whole)) == "a very long answer that is the only one there is"
+    for token_id in whole:
+        found.accept(token_id)
+    assert found.is_complete
+    assert found.forced((), 5) == []
+    assert found.num_allowed(whole) == 0
+
+
+def test_it_is_counted_how_many_drafts_the_grammar_allows(grammars: Grammars) -> None:
+    found = matcher(grammars, JSON)
+    right, wrong = TOKENIZER.encode('{"name": "Bob'), TOKENIZER.encode('{"name": }')
+    assert found.num_allowed(right) == len(right)
+    assert found.num_allowed(wrong) == len(wrong) - 1
+    assert forced(found) == '{"name": "', "nothing was taken"
+
+
+def test_a_sequence_without_a_grammar_has_no_drafts_of_one(grammars: Grammars) -> None:
+    sequence = Sequence("s", [1, 2, 3], SamplingParams(max_tokens=9), b"")
+    assert GrammarDrafter().propose(sequence, (), 5) is None
+    sequence.matcher = matcher(grammars, JSON)
+    found = GrammarDrafter().propose(sequence, (), 5)
+    assert found is not None
+    assert TOKENIZER.decode(tuple(found.token_ids)) == '{"name": "'

@@ -1,0 +1,213 @@
+"""Drafters in turn: what one proposes the next goes on with, what pays is checked, and one that misbehaves is not asked again."""
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import pytest
+
+from engine.drafting.costs import StepCosts
+from engine.drafting.drafter import Draft
+from engine.drafting.speculator import MOST_DRAFTS, Speculator
+from engine.plan import Chunk, StepPlan
+from engine.protocol import DraftCounts, SamplingParams
+from engine.sequence import PENDING, Sequence
+from tests.engine.drafting.test_budget import FREE, LINEAR, READS
+
+
+class FakeDrafter:
+    def __init__(self, propose: Callable[[list[int], int], Any], name: str = "fake") -> None:
+        self.name = name
+        self._propose = propose
+        self.asked: list[tuple[int, ...]] = []
+        self.forgotten: list[Sequence] = []
+
+    def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
+        self.asked.append(tuple(ahead))
+        found = self._propose(list(ahead), most)
+        return None if found is None else Draft(found, self.name, 0.9)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def speculator(*drafters: FakeDrafter, costs: StepCosts = FREE, clock: Clock | None = None) -> Speculator:
+    made = Speculator(drafters, vocab_size=1000, clock=clock or Clock())
+    made.costs = costs
+    return made
+
+
+def sequence(*token_ids: int) -> Sequence:
+    ids = [1, 2, *token_ids]
+    made = Sequence("s", ids, SamplingParams(max_tokens=99), b"", num_computed_tokens=len(ids) - 1)
+    made.length_limit = 100
+    return made
+
+
+def drafts(made: Speculator, of: Sequence, room: int = 50, budget: int = 50) -> tuple[int, ...]:
+    of.length_limit = len(of.token_ids) + 1 + room
+    return made.drafts(plan_of(of, budget=budget)).get(of, ())
+
+
+def plan_of(*sequences: Sequence, budget: int) -> StepPlan:
+    plan = StepPlan(budget + len(sequences))
+    for each in sequences:
+        plan.add(each, 1)
+    return plan
+
+
+def counting(ahead: list[int], most: int) -> list[int]:
+    return list(range(len(ahead), len(ahead) + most))
+
+
+def test_each_goes_on_behind_the_other_in_turns() -> None:
+    forced = FakeDrafter(lambda ahead, most: [7, 8] if len(ahead) in (0, 5) else None, "forced")
+    copied = FakeDrafter(lambda ahead, most: [1, 2, 3][:most], "copied")
+    made = speculator(forced, copied)
+    assert drafts(made, sequence(), room=9) == (7, 8, 1, 2, 3, 7, 8, 1, 2)
+    assert copied.asked == [(7, 8), (7, 8, 1, 2, 3, 7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("room", "budget", "expected"), [(50, 50, MOST_DRAFTS), (3, 50, 3), (50, 2, 2), (0, 9, 0), (-1, 9, 0)]
+)
+def test_there_are_never_more_than_there_is_room_for(room: int, budget: int, expected: int) -> None:
+    assert len(drafts(speculator(FakeDrafter(counting)), sequence(), room, budget)) == expected
+
+
+def test_a_budget_is_one_for_all() -> None:
+    made, several = speculator(FakeDrafter(counting)), [sequence(i) for i in range(3)]
+    assert sum(map(len, made.drafts(plan_of(*several, budget=20)).values())) == 20
+
+
+def test_behind_a_token_that_is_not_known_the_first_guess_is_no_draft() -> None:
+    assert drafts(speculator(FakeDrafter(counting)), sequence(PENDING), room=4) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("propose", "why"),
+    [
+        (lambda ahead, most: 1 // 0, "division"),
+        (lambda ahead, most: [5] * (most + 1), "asked for 1 to"),
+        (lambda ahead, most: [], "has 0"),
+        (lambda ahead, most: [1000], "1000 is no token"),
+        (lambda ahead, most: [3, -1], "-1 is no token"),
+        (lambda ahead, most: ["x"], "not supported"),
+        (lambda ahead, most: 3, "has no len"),
+    ],
+)
+def test_one_that_raises_or_proposes_nonsense_is_not_asked_again_for_that_sequence(
+    propose: Callable[[list[int], int], Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, sound = FakeDrafter(propose, "broken"), FakeDrafter(counting, "sound")
+    made, one, other = speculator(broken, sound), sequence(), sequence()
+    with caplog.at_level(logging.WARNING):
+        assert drafts(made, one, room=3) == drafts(made, one, room=3) == (0, 1, 2)
+    assert len(broken.asked) == 1
+    assert made.counts.num_failures == 1
+    assert why in caplog.text
+    drafts(made, other)
+    assert len(broken.asked) == 2
+
+
+def test_one_that_is_slower_than_the_steps_is_not_asked_again_and_a_slow_first_look_is_forgiven() -> None:
+    clock = Clock()
+
+    def slow(ahead: list[int], most: int) -> list[int]:
+        clock.now += 0.2 if clock.now == 0.0 else 0.021
+        return counting(ahead, most)
+
+    steps = StepCosts()
+    for _ in range(8):
+        steps.count(1, 0.02)
+    drafter = FakeDrafter(slow)
+    made, one = speculator(drafter, costs=steps, clock=clock), sequence()
+    found = [len(drafts(made, one)) for _ in range(100)]
+    assert found[0] > 0
+    assert made.counts.num_failures == 1
+    assert 20 < len(drafter.asked) < 100
+    assert found[-1] == 0
+
+
+def note(made: Speculator, of: Sequence, proposed: tuple[int, ...], num_accepted: int) -> None:
+    made.note(Chunk(of, 1, 2, True, drafts=proposed), num_accepted)
+
+
+def test_drafts_that_are_refused_again_and_again_are_not_checked_until_they_may_be_right_again() -> None:
+    made, one = speculator(FakeDrafter(counting), costs=READS), sequence()
+    checked = []
+    for _ in range(400):
+        proposed = drafts(made, one)
+        checked.append(len(proposed))
+        if proposed:
+            note(made, one, proposed, 0)
+    assert checked[0] > 3
+    assert sum(checked[20:]) < 40
+    assert any(checked[100:]), "it is tried now and then"
+
+
+def test_drafts_that_are_right_become_more() -> None:
+    made, one = speculator(FakeDrafter(lambda ahead, most: counting(ahead, most)), costs=READS), sequence()
+    first = drafts(made, one)
+    for _ in range(20):
+        note(made, one, proposed := drafts(made, one), len(proposed))
+    assert len(drafts(made, one)) == MOST_DRAFTS >= len(first)
+
+
+def test_counts_say_what_came_of_drafts_by_position() -> None:
+    made, one = speculator(FakeDrafter(counting)), sequence()
+    for accepted in (3, 1, 0):
+        note(made, one, drafts(made, one, room=3), accepted)
+    assert made.counts == DraftCounts(3, 9, 4, (2, 1, 1), 0)
+
+
+def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
+    clock = Clock()
+
+    def looks(ahead: list[int], most: int) -> None:
+        clock.now += 0.05  # of a step of a second or so
+
+    drafter = FakeDrafter(looks)
+    made, one = speculator(drafter, costs=READS, clock=clock), sequence()
+    for _ in range(200):
+        drafts(made, one)
+    assert len(drafter.asked) > 190, "it takes less than a hundredth of a step of eleven seconds"
+    made.costs = FREE
+    for _ in range(300):
+        drafts(made, one)
+    assert len(drafter.asked) < 270
+
+
+def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> None:
+    drafter = FakeDrafter(lambda ahead, most: None)
+    made, many = speculator(drafter), [sequence(i) for i in range(64)]
+    for _ in range(50):
+        assert made.drafts(plan_of(*many, budget=500)) == {}
+    assert len(drafter.asked) == 64 * 10
+
+
+def test_nothing_is_proposed_before_a_step_was_measured_nor_where_no_row_pays() -> None:
+    drafter = FakeDrafter(counting)
+    assert drafts(speculator(drafter, costs=StepCosts()), sequence()) == ()
+    assert not drafter.asked
+    assert drafts(speculator(drafter, costs=LINEAR), sequence()) == ()
+
+
+def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
+    drafter, one = FakeDrafter(counting), sequence()
+    made = speculator(drafter)
+    proposed = drafts(made, one)
+    made.forget(one)
+    made.forget(one)
+    assert drafter.forgotten == [one]
+    assert not made._states
+    note(made, one, proposed, 2)
+    assert made.counts.num_drafts == 0

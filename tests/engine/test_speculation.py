@@ -1,0 +1,402 @@
+"""Features times drafters: whatever a sequence asks for and whatever becomes of it, its tokens are those without drafts (I9).
+
+The embedded model computes in fp32, where a token among drafts has the very logits that decoding gives it.
+"""
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.drafting.speculator import Speculator
+from engine.embedded.ember.chat import HERE
+from engine.engine import Engine
+from engine.formats.answer_format import raw_parser
+from engine.kv.shared_tiers import open_tiers
+from engine.kv_memory import make_kv_memory
+from engine.loading import load_model
+from engine.protocol import Constraint, HostConfig, ModelSpec, Submit
+from engine.rates import TransferRate
+from engine.runner import ModelRunner
+from engine.struct import replace
+from engine.tokenizer import Tokenizer
+from runtime.engines.hand_over import decode_sequence, prefill_sequence
+from runtime.output_processor import OutputProcessor
+from tests.engine.driver import Heard, check_all_drafts, drain, drain_preempting, load_engine, submit
+
+DRAFTERS = ("suffix", "grammar", "grammar,suffix")
+TOKENIZER = Tokenizer.from_directory(HERE)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "city": {"enum": ["Oslo", "Lima"]}, "age": {"type": "integer"}},
+    "required": ["name", "city", "age"],
+    "additionalProperties": False,
+}  # fmt: skip
+JSON = Constraint("json_schema", json.dumps(PERSON))
+CALL = Constraint(
+    "lark",
+    'start: <tool_call> "\\n" call "\\n" </tool_call>\ncall: %json '
+    + json.dumps({"type": "object", "properties": {"name": {"const": "find"}, "arguments": PERSON},
+                  "required": ["name", "arguments"], "additionalProperties": False}),
+)  # fmt: skip
+NAMES = ("Anna", "Bram", "Cleo", "Dora", "Emil")
+
+
+def question(draw: random.Random) -> list[int]:
+    name, city = draw.choice(NAMES), draw.choice(("Oslo", "Lima", "Paris"))
+    fact = f"{name} lives in {city} and is {draw.randint(10, 90)} years old."
+    asked = draw.choice(
+        (f"Repeat: {fact} {fact}", f"Tell me a short story about {name}.", f"{fact} Where does {name} live?")
+    )
+    return list(TOKENIZER.encode(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"))
+
+
+def requests(number: int, seed: int = 1, **changes: Any) -> list[Submit]:
+    """Greedy ones and sampled ones, with a grammar and without."""
+    draw, made = random.Random(seed), []
+    for i in range(number):
+        options: dict[str, Any] = {
+            "max_tokens": draw.randint(8, 40),
+            "ignore_eos": False,
+            "seed": draw.randrange(2**62),
+        }
+        if i % 3:
+            options |= {"temperature": draw.uniform(0.7, 1.3), "top_p": draw.choice((1.0, 0.9))}
+        message = submit(f"{seed}-{i}", question(draw), salt=draw.choice((b"a", b"b")), **options | changes)
+        made.append(replace(message, constraint=(None, None, JSON, CALL)[i % 4]))
+    return made
+
+
+def ember(speculate: str = "off", **options: Any) -> Engine:
+    return load_engine(HERE, dtype="float32", speculate=speculate, **{"kv_tokens": 4096, **options})
+
+
+@functools.cache
+def told_without(number: int, **changes: Any) -> dict[str, Heard]:
+    engine = ember()
+    try:
+        told = drain(engine, requests(number, **changes), max_steps=20_000)
+        assert all(heard.error is None for heard in told.values())
+        return told
+    finally:
+        engine.close()
+
+
+def assert_same(found: dict[str, Heard], expected: dict[str, Heard]) -> None:
+    assert found.keys() == expected.keys()
+    for name, theirs in expected.items():
+        ours = found[name]
+        assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason), name
+        for mine, wanted in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+            assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
+
+
+def assert_drafted(engine: Engine, at_least: int = 20) -> None:
+    counts = engine.load().drafts
+    assert counts.num_accepted_tokens >= at_least, counts
+    assert counts.num_failures == 0
+    assert sum(counts.accepted_per_position) == counts.num_accepted_tokens <= counts.num_draft_tokens
+    assert isinstance(engine._speculation, Speculator)
+    assert not engine._speculation._states, "of sequences that have ended"
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({}, {}),
+        ({"depth": 2}, {}),
+        ({"max_num_batched_tokens": 48, "max_num_seqs": 5}, {}),
+        ({"max_num_seqs": 1}, {}),
+        ({}, {"num_logprobs": 3}),
+        ({"depth": 2}, {"frequency_penalty": 0.4, "repetition_penalty": 1.1, "logit_bias": ((40, 3.0), (300, -100.0))}),
+        ({}, {"max_tokens": 3}),
+        ({"depth": 2}, {"max_tokens": 2}),
+        ({}, {"stop_token_ids": (TOKENIZER.encode(".")[0],)}),
+        ({"depth": 2}, {"min_tokens": 12}),
+        ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
+    ],
+    ids=["as it comes", "overlapped steps", "chunked prompts", "one at a time", "log-probabilities", "penalties and biases",
+         "three tokens", "two tokens, overlapped", "stop tokens", "least tokens", "the prompt's log-probabilities"],
+)  # fmt: skip
+def test_tokens_are_those_without_drafts(drafters: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
+    engine = ember(drafters, **options)
+    assert_same(drain(engine, requests(16, **changes)), told_without(16, **changes))
+    assert_drafted(engine, at_least=0 if changes.get("max_tokens", 9) < 4 or "stop_token_ids" in changes else 8)
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_sequences_that_lose_their_blocks_go_on_as_they_would_have(drafters: str, depth: int) -> None:
+    engine = ember(drafters, depth=depth)
+    assert_same(drain_preempting(engine, requests(16)), told_without(16))
+    assert engine.scheduler.counts.preemptions > 0
+    assert_drafted(engine, at_least=4)
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_a_cached_prefix_may_end_in_what_drafts_have_left(drafters: str) -> None:
+    engine, first = ember(drafters), requests(12)
+    told = drain(engine, first)
+    assert_same(told, told_without(12))
+    longer = [
+        replace(message, sequence_id=f"{message.sequence_id} on", constraint=None, num_delivered_tokens=0,
+                prompt_token_ids=(*message.prompt_token_ids, *told[message.sequence_id].token_ids, 40, 41))
+        for message in first
+    ]  # fmt: skip
+    plain = ember()
+    expected = drain(plain, longer)
+    found = drain(engine, longer)
+    assert_same(found, expected)
+    assert sum(heard.num_cached_tokens or 0 for heard in found.values()) > 200
+    plain.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_blocks_that_come_back_from_a_tier_hold_no_refused_draft(
+    drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+    tiers = open_tiers(HostConfig(kv_host_bytes=32 << 20, kv_host_dir=str(tmp_path / "host")))
+    assert tiers is not None
+    for times in range(2):  # the second engine finds what the first one has left
+        engine = ember(drafters, tiers=tiers)
+        assert_same(drain(engine, requests(12)), told_without(12))
+        assert (engine.scheduler.counts.prefix_host_hits > 200) == bool(times)
+        assert_drafted(engine, at_least=8)
+        engine.close()
+    tiers.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_samples_of_one_prompt_differ_as_they_would_have(drafters: str) -> None:
+    def samples() -> list[Submit]:
+        first = requests(3)[2]
+        sampling = replace(first.sampling, temperature=1.2, max_tokens=40)
+        return [
+            replace(first, sequence_id=f"n{i}", sampling=replace(sampling, seed=i), leader="n0" if i else None)
+            for i in range(5)
+        ]
+
+    engine, plain = ember(drafters), ember()
+    assert_same(drain(engine, samples()), drain(plain, samples()))
+    assert_drafted(engine, at_least=4)
+    engine.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_whoever_continues_an_answer_puts_out_the_rest_of_it(drafters: str) -> None:
+    engine, whole = ember(drafters), told_without(12)
+    messages = []
+    for message in requests(12):
+        told = whole[message.sequence_id].token_ids
+        if (cut := len(told) // 2) and len(told) < message.sampling.max_tokens:
+            sampling = replace(message.sampling, max_tokens=message.sampling.max_tokens - cut)
+            prompt = (*message.prompt_token_ids, *told[:cut])
+            messages.append(replace(message, prompt_token_ids=prompt, sampling=sampling, num_delivered_tokens=cut))
+    assert len(messages) > 3
+    for name, heard in drain(engine, messages).items():
+        told = whole[name].token_ids
+        assert heard.token_ids == told[len(told) // 2 :], name
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_model_that_moves_or_wakes_again_goes_on_with_its_sequences(drafters: str, depth: int) -> None:
+    """As on waking, and where a bootstrap program has begun: another engine adopts what is open."""
+    first, second = ember(drafters, depth=depth), ember(drafters, depth=depth)
+    heard: dict[str, Heard] = {}
+    for message in requests(12):
+        first.submit(message)
+    for _ in range(12):
+        first.step()
+    for output in first.take_outputs() + first.hand_over_to(second):
+        heard.setdefault(output.sequence_id, Heard()).hear(output)
+    assert_drafted(first, at_least=0)
+    for open_one in second._sequences:
+        assert open_one.token_ids[-1] >= 0
+    while second.has_work:
+        second.step()
+        for output in second.take_outputs():
+            heard.setdefault(output.sequence_id, Heard()).token_ids += output.token_ids
+    expected = told_without(12)
+    assert {name: one.token_ids for name, one in heard.items()} == {n: one.token_ids for n, one in expected.items()}
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> None:
+    engine = ember(drafters, max_num_seqs=2)
+    assert isinstance(engine.runner, ModelRunner)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    for seed in (1, 2, 3):
+        assert_same(drain(engine, requests(16, seed=seed)), told_without(16, seed=seed))
+    if graphs.num_graphs:  # a CPU without the C library records none
+        assert any(shape.longest > 1 for shape in graphs._graphs)
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_ranks_that_share_the_model_check_the_same_drafts(drafters: str) -> None:
+    config = HostConfig(device="cpu", kv_bytes=64 << 20, threads=1, group=("cpu", "cpu"))
+    memory = make_kv_memory(config)
+    try:
+        spec = ModelSpec("tiny", str(HERE), "float32", 4096, speculate=drafters)
+        model = load_model(spec, config, memory)
+        check_all_drafts(model.engine)
+        few = {message.sequence_id for message in requests(12)[:8]}
+        expected = {name: heard for name, heard in told_without(12).items() if name in few}
+        assert_same(drain(model.engine, requests(12)[:8]), expected)
+        assert_drafted(model.engine, at_least=4)
+        model.close()
+    finally:
+        memory.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_a_prompt_that_another_host_computes_is_answered_with_drafts(
+    drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+    def tiers(role: str) -> Any:
+        address = f"ipc://{tmp_path}/{role}.peers"
+        return open_tiers(HostConfig(kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / role), peer_address=address))
+
+    opened = [tiers("prefill"), tiers("decode")]
+    prefill, decode = (ember(drafters, tiers=each) for each in opened)
+    address = f"ipc://{tmp_path}/prefill.peers"
+    for message in requests(12)[:6]:
+        leg = prefill_sequence(message, 16)
+        prefill.submit(leg)
+        decode.submit(decode_sequence(message, leg, address, 30.0))
+    heard: dict[str, Heard] = {}
+    while decode.has_work:
+        for engine in (prefill, decode):
+            if engine.has_work:
+                engine.step()
+            engine.on_idle()
+        for output in decode.take_outputs():
+            heard.setdefault(output.sequence_id, Heard()).hear(output)
+    expected = told_without(12)
+    assert_same(heard, {name: expected[name] for name in heard})
+    assert len(heard) == 6
+    assert any(one.num_fetched_tokens for one in heard.values())
+    assert_drafted(decode, at_least=4)
+    prefill.close()
+    decode.close()
+    for each in opened:
+        each.close()
+
+
+def test_a_tenant_s_answers_are_drafted_for_that_tenant_alone() -> None:
+    engine, asked = ember("suffix"), [40, 41, 42, *question(random.Random(5))]
+    text = TOKENIZER.encode("Anna bought seven green lamps in Lima.")
+
+    def drafted(salt: bytes) -> int:
+        before = engine.load().drafts.num_draft_tokens
+        drain(engine, [submit(f"x{salt!r}", asked, salt=salt, max_tokens=30)])
+        return engine.load().drafts.num_draft_tokens - before
+
+    alone = drafted(b"a")
+    drain(engine, [submit("a", list(text), salt=b"c", max_tokens=4)])
+    assert drafted(b"b") == alone, "another tenant finds nothing of it"
+    assert drafted(b"a") > alone
+    engine.close()
+
+
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_a_stop_string_among_drafts_ends_the_text_where_it_would_have(drafters: str) -> None:
+    def texts(engine: Engine) -> list[tuple[str, int, str | None]]:
+        processors = {
+            message.sequence_id: OutputProcessor(raw_parser(TOKENIZER), stop=("lives", " you"))
+            for message in requests(12)
+        }
+        for message in requests(12):
+            engine.submit(message)
+        while engine.has_work:
+            engine.step()
+            for output in engine.take_outputs():
+                if processors[output.sequence_id].finish_reason is None:
+                    processors[output.sequence_id].push(output)
+        engine.close()
+        taken = [(made.take(), made.completion_tokens) for made in processors.values()]
+        return [(delta.text, tokens, delta.finish_reason) for delta, tokens in taken if delta]
+
+    found = texts(ember(drafters))
+    assert found == texts(ember())
+    assert sum(reason == "stop" for _, _, reason in found) > 3
+
+
+def test_outputs_say_how_many_drafts_were_checked_and_right() -> None:
+    engine = ember("grammar,suffix")
+    for message in requests(12):
+        engine.submit(message)
+    drafted = accepted = 0
+    while engine.has_work:
+        engine.step()
+        for output in engine.take_outputs():
+            drafted, accepted = drafted + output.num_drafted, accepted + output.num_accepted
+            assert output.num_accepted <= min(output.num_drafted, len(output.token_ids))
+            assert len(output.token_ids) <= output.num_accepted + 1
+    counts = engine.load().drafts
+    assert (drafted, accepted) == (counts.num_draft_tokens, counts.num_accepted_tokens)
+    engine.close()
+
+
+def test_a_drafter_that_breaks_under_load_ends_no_sequence() -> None:
+    engine = ember("grammar,suffix")
+    assert isinstance(engine._speculation, Speculator)
+    broken, draw = engine._speculation._drafters[1], random.Random(2)
+    propose: Callable[..., Any] = broken.propose
+
+    def sometimes(*asked: Any) -> Any:
+        if draw.random() < 0.1:
+            raise RuntimeError("out of order")
+        return propose(*asked)
+
+    broken.propose = sometimes  # type: ignore[method-assign]
+    assert_same(drain(engine, requests(16)), told_without(16))
+    assert engine.load().drafts.num_failures > 3
+    engine.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failed_step_leaves_nothing_of_its_sequences(depth: int) -> None:
+    engine = ember("grammar,suffix", depth=depth)
+    for message in requests(12):
+        engine.submit(message)
+    for _ in range(8):
+        engine.step()
+    engine.fail_all("engine_error", "as if the device had failed")
+    engine.take_outputs()
+    assert isinstance(engine._speculation, Speculator)
+    assert not engine._speculation._states
+    assert_same(drain(engine, requests(12)), told_without(12))
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
+    draw = random.Random(drafters)
+    plain, engine = ember(kv_tokens=16384), ember(drafters, kv_tokens=16384, max_num_seqs=16)
+    for seed in range(1000, 1105):
+        batch = requests(32, seed=seed, num_logprobs=draw.choice((None, None, 2)))
+        engine.runner.depth = draw.choice((1, 2))  # type: ignore[misc]
+        assert_same(drain(engine, batch, max_steps=20_000), drain(plain, batch, max_steps=20_000))
+    assert_drafted(engine, at_least=1000)
+    plain.close()
+    engine.close()
