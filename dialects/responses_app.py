@@ -9,16 +9,14 @@ one after a restart, does not know them, and says so.
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import time
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dialects.asked_responses import AskedResponse, Fields, read_fields
 from dialects.kept_responses import KeptResponse, ResponseStore
 from wire.credentials import Access, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
@@ -26,6 +24,7 @@ from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
 
 RESPONSES = "/v1/responses"  # at the end of a path, or before an id
 BODY_TIMEOUT_S = 60.0
+AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
 HEARTBEAT_S = 10.0
 MOST_LISTED = 100
@@ -36,7 +35,6 @@ _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
 
-Fields = dict[str, Any]
 
 log = logging.getLogger("pilotlight.http")
 
@@ -97,13 +95,10 @@ class ResponsesApp:
 
     async def _create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await self._body(scope, receive)
-        try:
-            fields = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            fields = None
+        fields = read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
-        asked = _Asked(fields, tenant, self.store)
+        asked = AskedResponse(fields, tenant, self.store)
         body = orjson.dumps(asked.inner)
         if len(body) > self._max_body_bytes:
             raise ApiError(
@@ -115,10 +110,10 @@ class ResponsesApp:
         patched = _Patched(asked, send, self._keep if asked.is_stored else None)
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
 
-    def _keep(self, asked: "_Asked", fields: Fields) -> None:
+    def _keep(self, asked: AskedResponse, fields: Fields) -> None:
         self.store.keep(KeptResponse(asked.tenant, fields, asked.items, asked.num_before))
 
-    async def _begin(self, asked: "_Asked", scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Begin a background response, and tell of it, unless it is refused at once."""
         kept = KeptResponse(asked.tenant, asked.queued(), asked.items, asked.num_before)
         recorded = _Recorded(asked, kept, self.store)
@@ -180,70 +175,10 @@ class ResponsesApp:
         return b"".join(parts)
 
 
-class _Asked:
-    """A request, and what the application inside is asked instead."""
-
-    def __init__(self, fields: Fields, tenant: str, store: ResponseStore) -> None:
-        self.tenant = tenant
-        self.previous = fields.get("previous_response_id")
-        self.is_background = fields.get("background") is True
-        self.is_stored = fields.get("store") is not False
-        self.wants_stream = fields.get("stream") is True
-        self.model = fields.get("model")
-        if self.is_background and not self.is_stored:
-            raise ApiError(
-                "invalid_request", "background: a background response is kept: leave store out", param="background"
-            )
-        before: tuple[bytes, ...] = ()
-        if self.previous is not None:
-            if not isinstance(self.previous, str):
-                raise ApiError(
-                    "invalid_request", "previous_response_id: must be a string", param="previous_response_id"
-                )
-            response = store.find(self.previous, tenant, "previous_response_id")
-            if not response.is_ended:
-                sentence = f"the response {self.previous[:100]!r} has not ended yet"
-                raise ApiError("conflict", sentence, param="previous_response_id")
-            before = (*response.items, *response.output_items())
-        given = fields["input"]
-        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-        self.num_before = len(before)
-        self.items = (*before, *(_kept_item(item, tenant, store) for item in items))
-        self.inner: Fields = {
-            name: value for name, value in fields.items() if name not in ("previous_response_id", "background")
-        }
-        self.inner["store"] = False
-        if self.is_background:
-            self.inner["stream"] = True
-        if before or not isinstance(given, str):
-            self.inner["input"] = [orjson.Fragment(item) for item in self.items]
-        self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
-
-    def patched(self, response: Fields) -> Fields:
-        """Return the inner application's response as the client is to see it."""
-        told = {"previous_response_id": self.previous, "store": self.is_stored, "background": self.is_background}
-        return {**response, **told, **({"id": self.id} if self.id is not None else {})}
-
-    def queued(self) -> Fields:
-        return self.patched({
-            "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
-            "model": self.model, "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
-        })  # fmt: skip
-
-
-def _kept_item(item: Any, tenant: str, store: ResponseStore) -> bytes:
-    """Return an item with an id, or what a reference to one stands for."""
-    if not isinstance(item, dict):
-        return orjson.dumps(item)
-    if item.get("type") == "item_reference" and isinstance(item.get("id"), str):
-        return store.item(item["id"], tenant) or orjson.dumps(item)
-    return orjson.dumps(item if "id" in item else {"id": f"item_{os.urandom(12).hex()}", **item})
-
-
 class _Patched:
     """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
 
-    def __init__(self, asked: _Asked, send: Send, keep: Callable[[_Asked, Fields], None] | None) -> None:
+    def __init__(self, asked: AskedResponse, send: Send, keep: Callable[[AskedResponse, Fields], None] | None) -> None:
         self._asked = asked
         self._send = send
         self._keep = keep
@@ -302,7 +237,7 @@ class _Patched:
 class _Recorded(_Patched):
     """The same where nobody waits: events are kept, and the response as far as it is known."""
 
-    def __init__(self, asked: _Asked, kept: KeptResponse, store: ResponseStore) -> None:
+    def __init__(self, asked: AskedResponse, kept: KeptResponse, store: ResponseStore) -> None:
         super().__init__(asked, self._ignored, self._note)
         self.kept = kept
         self.has_begun = asyncio.Event()
@@ -351,7 +286,7 @@ class _Recorded(_Patched):
     async def _ignored(self, message: Message) -> None:
         pass
 
-    def _note(self, asked: _Asked, fields: Fields) -> None:
+    def _note(self, asked: AskedResponse, fields: Fields) -> None:
         self.kept.fields = fields
 
 

@@ -168,3 +168,13 @@ async def test_a_conversation_that_grew_too_large_is_refused_before_its_site() -
         async with running.http.post(running.url + "/v1/responses", json={**asked, "input": "z" * 20_000}) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (413, "body_too_large")
         assert len(fakes[0].bodies) == 1
+
+
+async def test_an_input_of_too_many_things_or_of_none_is_refused_before_its_site() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        for given in (b"[" + b"1," * 200_000 + b"1]", b"[" + b"{}," * 200_000 + b"{}]", b"7", b'["Hi"]'):
+            body = b'{"model": "ember", "input": ' + given + b"}"
+            async with running.http.post(running.url + "/v1/responses", data=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == "input"
+        assert not fakes[0].bodies
