@@ -60,7 +60,7 @@ def create(new: NewKey, file: Path | None) -> None:
     fields = {"name": new.name, "key_sha256": known.key_sha256, "scopes": [*new.scopes], **more}
     table = "[[keys]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in fields.items())
     if file is not None:
-        append(file, new.name, table)
+        append(file, new.name, table, new.account)
         print(f"{file} knows {new.name}; {_WHEN}. The key is shown only now:", file=sys.stderr)
     else:
         print(f"Add this to the file that is to know it:\n\n{table}\nThe key is shown only now:", file=sys.stderr)
@@ -124,10 +124,13 @@ def _told(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def append(file: Path, name: str, table: str) -> None:
-    """Append a table to a TOML file, which leaves all before it as it is."""
+def append(file: Path, name: str, table: str, account: str | None = None) -> None:
+    """Append a table to a TOML file, which leaves all before it as it is. Raises CliError, also for an account that the file does not have."""
     before = _read(file) if file.exists() else ""
     known = _entries(before, file)
+    accounts = [each.get("name") for each in tomllib.loads(before).get("accounts", []) if isinstance(each, dict)]
+    if account is not None and account not in accounts:
+        raise CliError(f"{file} has no account named {account!r}: add [[accounts]] with that name first.")
     if any(entry.get("name") == name for entry in known):
         raise CliError(f"{file} has a key named {name!r} already: `pilotlight keys rotate`, or choose another name.")
     after = before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + table

@@ -13,7 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from edge_router.app import build_app
+from edge_router.serve import reload
+from sites.network import load_network
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
 from wire.http.listen import PARENT_PID_ENV
 
@@ -115,6 +119,32 @@ async def test_a_hangup_reads_keys_and_limits_again_and_ends_nothing(tmp_path: P
             site.go_on.set()
             assert await response.read() == event(99) + DONE
             assert router.returncode is None
+
+
+async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "a secret of sixteen bytes")
+    kept = f'[ledger]\ndirectory = "{tmp_path}/ledger"\n'
+    file = network_file(tmp_path, "http://127.0.0.1:1", extra=kept)
+    network = load_network(file)
+    app = build_app(network)
+    accounting, places = app.proxy.accounting, app.proxy.selector.places
+    try:
+        assert (accounting.prices.price("m", 0.0), accounting.quotas.has("acme"), places.is_empty) == (
+            None,
+            False,
+            True,
+        )
+        tables = '[[accounts]]\nname = "acme"\ntokens_per_day = 9\ndata = {sites = ["ams1"]}\n[[prices]]\nmodel = "*"\ninput = 1\noutput = 2\n'
+        network_file(tmp_path, "http://127.0.0.1:1", extra=kept + tables)
+        reload(app, network, file)
+        assert accounting.prices.price("m", 0.0) is not None
+        assert (accounting.quotas.has("acme"), places.is_empty) == (True, False)
+        assert "a restart is needed" not in caplog.text
+    finally:
+        assert accounting.ledger is not None
+        await accounting.ledger.close()
 
 
 async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_key_is_shown_once_and_its_digest_is_kept_behind_what_the_file_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.toml"
-    file.write_text("# mine\n[door]\nrequire_key = true")  # no line's end
+    file.write_text('# mine\n[door]\nrequire_key = true\n[[accounts]]\nname = "acme"')  # no line's end
     create(NewKey("alice"), file)
     create(NewKey("root", ("admin",), "acme", 30.0), file)
     alice, root = capsys.readouterr().out.split()
@@ -58,6 +58,9 @@ def test_a_name_that_is_taken_or_is_none_and_a_file_that_is_no_toml_are_refused(
     for new, field in ((NewKey('a"b'), "name"), (NewKey("bob", ("everything",)), "scopes")):
         with pytest.raises(ConfigError, match=field):
             create(new, file)
+    assert file.read_text() == before
+    with pytest.raises(CliError, match="no account named 'acme'"):
+        create(NewKey("bob", account="acme"), file)
     assert file.read_text() == before
     for broken in ("[", "keys = []\n", "keys = 1\n"):
         file.write_text(broken)
