@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from engine.description.decoder_config import architecture
 from engine.errors import CheckpointError
 from engine.loading import choose_dtype
 from engine.models.registry import find_family
-from engine.weights.bundle import BundleIdentity, config_digest, lay_out
+from engine.weights.bundle import Bundle, BundleIdentity, config_digest, lay_out
+from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, packed_file
 from engine.weights.config import read_config, read_recipe
 from engine.weights.digests import fingerprint
+from engine.weights.filling import Job
 from engine.weights.formats.registry import read_format
 from engine.weights.loader import WeightLoader
-from engine.weights.packed import find_packed, pack, verify
+from engine.weights.lossless import CODED, CodedTensors, Matrix
+from engine.weights.packed import find_packed, pack, pack_coded, verify
 from engine.weights.storage import META, BundleMemory, CheckpointStorage, LayoutPlan
 
 _BESIDE = (".json", ".jinja", ".txt", ".model")  # what a model needs beside its weights, and no other framework's
@@ -34,8 +38,8 @@ _PROGRESS_INTERVAL_S = 0.1
 
 
 @torch.inference_mode()
-def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report") -> Path:
-    """Pack the checkpoint in `directory` into `out` and return the bundle's path. Raises CheckpointError."""
+def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool = False) -> Path:
+    """Pack the checkpoint in `directory` into `out` and return the bundle's path. `is_lossless`: its matrices in 12 bits. Raises CheckpointError."""
     raw_config = read_config(directory)
     if read_recipe(directory, raw_config) is not None:
         raw_config["tie_word_embeddings"] = True
@@ -52,20 +56,55 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     digest = config_digest((directory / "config.json").read_bytes())
     identity = BundleIdentity(architecture(raw_config), str(dtype).removeprefix("torch."), digest, source)
     format = read_format(raw_config)
+    if is_lossless and (dtype != torch.bfloat16 or format is not None):
+        how = "is quantized" if format is not None else f"is packed as {identity.dtype}"
+        raise CheckpointError(
+            f"{directory} {how}: --lossless is for plain weights in bfloat16; leave it out, or say --dtype bfloat16"
+        )
     plan = LayoutPlan(checkpoint)
-    family.load(config, WeightLoader(plan, dtype, META, format), config.context_length)
+    loader = WeightLoader(plan, dtype, META, format)
+    family.load(config, loader, config.context_length)
     bundle = lay_out(identity, facts, plan.tensors, with_checksums=True)
     memory = BundleMemory(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle)
     storage = CheckpointStorage(checkpoint, memory.take)
     family.load(config, WeightLoader(storage, dtype, META, format), config.context_length)
     checkpoint.refuse_unrequested()
     _refuse_anothers(directory, out)
-    find_packed(out, identity)  # refuses another model's, before anything of it is written over
+    coded = identity._replace(dtype=identity.dtype + CODED)
+    # refuses another model's, before anything of it is written over
+    finished = find_packed(out, coded if is_lossless else identity)
     copy_beside(directory, out)
-    path = pack(bundle, storage.jobs, out, report.progress)
+    if not is_lossless:
+        path = pack(bundle, storage.jobs, out, report.progress)
+    elif finished is not None:
+        path = finished
+    else:
+        path = _pack_lossless(bundle, storage.jobs, coded, loader.matrices, out, report)
     if fingerprint(directory).hex() != source:
         path.unlink()
         raise CheckpointError(f"{directory} was changed while it was read; pack it again")
+    return path
+
+
+def _pack_lossless(
+    bundle: Bundle,
+    jobs: Sequence[Job],
+    identity: BundleIdentity,
+    matrices: Mapping[str, Matrix],
+    out: Path,
+    report: "Report",
+) -> Path:
+    """Pack beside the plain bundle, which is taken up where an earlier run was cut off, and is removed in the end."""
+    beside = out / ".plain"
+    beside.mkdir(exist_ok=True)
+    with BundleFile.open(pack(bundle, jobs, beside, report.progress)) as plain:
+        memory = BundleMemory(plain.map(), plain.bundle)
+        tensors = CodedTensors({placed.spec.name: memory.tensor(placed) for placed in plain.bundle.tensors}, matrices)
+        list(tensors.survey())
+        path = pack_coded(
+            lay_out(identity, bundle.facts, tensors.specs, with_checksums=True), tensors, out, report.progress
+        )
+    shutil.rmtree(beside)
     return path
 
 
@@ -122,13 +161,14 @@ def main() -> None:
     packing.add_argument("directory", type=Path)
     packing.add_argument("out", type=Path)
     packing.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    packing.add_argument("--lossless", action="store_true")
     verifying = verbs.add_parser("verify")
     verifying.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     report = Report()
     try:
         if arguments.verb == "pack":
-            path = pack_directory(arguments.directory, arguments.out, arguments.dtype, report)
+            path = pack_directory(arguments.directory, arguments.out, arguments.dtype, report, arguments.lossless)
         else:
             found = packed_file(arguments.directory)
             if found is None:

@@ -19,7 +19,7 @@ from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached
 from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.loader import WeightLoader, WeightStorage
-from engine.weights.lossless import Matrix, plain_bytes
+from engine.weights.lossless import CODED, Matrix, plain_bytes
 from engine.weights.relocation import Coding, PendingRelocation
 from engine.weights.shard import WHOLE, Shard
 from engine.weights.source import WeightSource
@@ -91,6 +91,11 @@ class WeightLoad(Generic[ModelT]):
         can_be_coded = (
             device.type == "cpu" and dtype == torch.bfloat16 and source.format is None and source.packed is None
         )
+        packed = source.packed
+        if packed is not None and packed.bundle.identity.dtype.endswith(CODED) and device.type != "cpu":
+            raise CheckpointError(
+                f"{source.directory} was packed with --lossless, in a form that CPUs compute with: pack the model again without it"
+            )
         self._lossless: Lossless = lossless if can_be_coded else "off"
         if lossless == "always" and not can_be_coded:
             log.info("lossless = always leaves %s as it is: it is for plain bf16 weights on a CPU", source.directory)

@@ -8,7 +8,7 @@ import fcntl
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -28,7 +28,8 @@ from engine.weights.bundle import (
 )
 from engine.weights.bundle_file import BundleFile, BundleWriter, free_bytes
 from engine.weights.checkpoint import PACKED_SUFFIX
-from engine.weights.filling import Job, ReadingProgress, fill
+from engine.weights.filling import Job, ReadingProgress, as_bytes, fill
+from engine.weights.lossless import CodedTensors
 from kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
@@ -54,6 +55,33 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
         path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
         durable.replace(partial, path)
         _Journal(partial, bundle).remove()
+    return path
+
+
+def pack_coded(bundle: Bundle, tensors: CodedTensors, out: Path, on_progress: ReadingProgress) -> Path:
+    """Write a packed bundle of tensors whose matrices are in 12 bits, and return its path. Raises CheckpointError."""
+    partial = out / f".{bundle.identity.source[:16]}-lossless.partial"
+    with _opened(partial) as fd:
+        done, checksums_of = 0, {}
+        try:
+            os.ftruncate(fd, bundle.size)
+            new = BundleWriter(fd, bundle.size)
+            for placed in bundle.tensors:
+                digest, at = blake2b(digest_size=16), placed.start
+                for piece in tensors.pieces(placed.spec.name):
+                    content = as_bytes(piece)
+                    new.write(at, content)
+                    digest.update(content)
+                    at, done = at + len(content), done + len(content)
+                    on_progress(done, bundle.data_bytes)
+                checksums_of[placed.spec.name] = digest.hexdigest()
+            whole = _sealed(fd, new, bundle, checksums_of)
+        except OSError as error:
+            raise CheckpointError(
+                f"{partial} cannot be written: {error.strerror}; make room and run it again"
+            ) from error
+        path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
+        durable.replace(partial, path)
     return path
 
 
@@ -122,6 +150,11 @@ def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on
         done |= added
         num_done += sum(placed.spec.num_bytes for placed in group)
         on_progress(num_done, bundle.data_bytes)
+    return _sealed(fd, new, bundle, done)
+
+
+def _sealed(fd: int, new: BundleWriter, bundle: Bundle, done: Mapping[str, str]) -> Bundle:
+    """Write header and seal behind the tensors, whose checksums are known now."""
     whole = bundle._replace(checksums={placed.spec.name: done[placed.spec.name] for placed in bundle.tensors})
     header = encode_header(whole)
     new.write(0, memoryview(header))

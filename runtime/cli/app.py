@@ -334,12 +334,18 @@ def pack(
     verify: Annotated[
         bool, typer.Option("--verify", help="Make nothing: check every byte of a packed directory.")
     ] = False,
+    lossless: Annotated[
+        bool,
+        typer.Option(
+            "--lossless", help="bf16 matrices in 12 bits, for CPUs: a quarter smaller, with the same answers."
+        ),
+    ] = False,
 ) -> None:
     """Lay a model's weights out once as the engine holds them, so that it loads by mapping one file."""
     from runtime.cli.pack import pack as run
     from runtime.cli.pack import verify as check
 
-    check(model) if verify else run(model, dtype, out)
+    check(model) if verify else run(model, dtype, out, lossless)
 
 
 @app.command(rich_help_panel=INFERENCE)

@@ -19,7 +19,7 @@ Show = Callable[[int, int], None]  # (bytes done, bytes in total)
 DTYPES = ("auto", "float32", "bfloat16")
 
 
-def pack(model: str, dtype: str, out: Path | None) -> None:
+def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) -> None:
     if dtype not in DTYPES:
         raise CliError(f"--dtype {dtype} is none of {', '.join(DTYPES)}")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
@@ -29,7 +29,8 @@ def pack(model: str, dtype: str, out: Path | None) -> None:
             directory = local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
         except SourceError as error:
             raise CliError(str(error)) from None
-        done = work("engine.packing", ["pack", str(directory), str(out), "--dtype", dtype], shown(bar, "packing"))
+        how = ["--dtype", dtype, *(["--lossless"] if is_lossless else [])]
+        done = work("engine.packing", ["pack", str(directory), str(out), *how], shown(bar, "packing"))
         try:
             digest = write_listing(out, shown(bar, "listing"))
         except OSError as error:
