@@ -28,7 +28,7 @@ help:
 	@echo "make bench-block-transports   64 MiB of KV blocks from one engine host to another, by every way there is"
 	@echo "make bench-cache-restarts   what fifty conversations find of the KV cache when everything was restarted"
 	@echo "make bench-prefill-decode   open streams beside long prompts, at one host and at two with roles (half an hour)"
-	@echo "make bench-routing  the routing policy beside nine others in simulated time, with plots (some 20 minutes)"
+	@echo "make bench-routing  the routing policy beside seventeen others in simulated time, with plots (some two hours)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"

@@ -45,6 +45,8 @@ REGIONS: dict[str, Region] = {
     "engines": Region(engine.engines),
     "step-cost": Region(engine.step_cost),
     "routing": Region(routing.rows),
+    "routing-troubles": Region(routing.trouble_rows, "routing"),
+    "routing-scale": Region(routing.scale_rows, "routing"),
     "router-overhead": Region(router.overhead),
     "http-servers": Region(router.http_servers),
     "request-path": Region(request_path.rows),
@@ -144,9 +146,7 @@ def marks(region: str) -> tuple[str, str]:
 def heading(record: Record) -> str:
     machine = record["machine"]
     if record["subject"] == "routing":
-        kept = record["results"].get("others_kept_from")
-        others = f" (the others' runs: commit {kept['commit']}; one cell of each was run again, alike)" if kept else ""
-        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}{others}:"
+        return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
     torch = record["versions"].get("torch")
     return f"{where}; {record['date'][:10]}, commit {record['commit']}{f', torch {torch}' if torch else ''}:"

@@ -158,5 +158,7 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
-    model = backend.model(name)
-    return model is not None and model.residency != "failed"
+    for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
+        if name == model.name or name in model.aliases:
+            return model.residency != "failed"
+    return False

@@ -25,7 +25,7 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> Sequenc
     else:
         waits_ms = [seed_rtt_ms(request.client, backend.place) + backend.backlog_ms for backend in backends]
     numbers = range(len(backends))
-    kept = {number for _, number in nsmallest(MAX_NEAR, zip(waits_ms, numbers, strict=True))}
+    kept = set(nsmallest(MAX_NEAR, numbers, key=waits_ms.__getitem__))
     held = {name: tokens for name, tokens in request.held.items() if tokens > 0}
     if request.home is not None:
         held[request.home.site] = request.prompt_tokens + 1  # the conversation's own: before any other holder

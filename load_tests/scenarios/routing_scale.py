@@ -19,7 +19,8 @@ from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_st
 
 SITES = (25, 330, 5000)
 DIGESTS = 32  # of a prompt: what a long conversation brings
-SAMPLES, REPEATS = 7, 40
+SAMPLES = 7
+PRICED = 8_000  # sites a sample, about
 
 
 def decision_costs() -> dict[str, dict[str, float]]:
@@ -31,8 +32,8 @@ def decision_costs() -> dict[str, dict[str, float]]:
         request = RouteRequest("m", 6000, b"key", held={"s3": 3000}, digests=digests, now_s=1.0)
         policy, baseline = CostPolicy(), GorgoPolicy()
         costs[str(number)] = {
-            "rank_us": _us(lambda: policy.rank(request, views)),  # noqa: B023
-            "gorgo_rank_us": _us(lambda: baseline.rank(request, views)),  # noqa: B023
+            "rank_us": _us(lambda: policy.rank(request, views), number),  # noqa: B023
+            "gorgo_rank_us": _us(lambda: baseline.rank(request, views), number),  # noqa: B023
         }
     return costs
 
@@ -77,11 +78,11 @@ def _status(name: str, prefixes: int, queued_tokens: int = 1000) -> SiteStatus:
     return SiteStatus(name, "0", Place("x", 0.0, 0.0), 1, True, False, 23, 100, (model,), (process,))
 
 
-def _us(call: Callable[[], object]) -> float:
-    samples = []
+def _us(call: Callable[[], object], number: int) -> float:
+    samples, repeats = [], max(2, PRICED // number)
     for _ in range(SAMPLES):
         began = process_time()
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             call()
-        samples.append(1e6 * (process_time() - began) / REPEATS)
+        samples.append(1e6 * (process_time() - began) / repeats)
     return round(statistics.median(samples), 1)

@@ -11,27 +11,63 @@ def rows(results: Record) -> Iterable[list[str]]:
     yield [
         "trace, load",
         "p50 / p95 / p99, ms",
-        "p95 over seeds",
         "p95, none declines",
-        "best other p95 (its p50)",
+        "best other p95",
+        "best other p99",
+        "oracle p95 / p99",
+        "each token p95, ms",
+        "last token p95, s",
+        "goodput, best other's",
         "of infinite cache",
-        "shed, least other",
-        "cross-region, best other's",
+        "shed",
     ]
     cells: dict[tuple[str, str], dict[str, Record]] = {}
     for cell in results["cells"]:
         cells.setdefault((cell["trace"], cell["load"]), {})[cell["policy"]] = cell
     for (trace, load), by_policy in cells.items():
-        ours, alone = by_policy[OURS], by_policy[OURS_ALONE]
+        ours = by_policy[OURS]
         others = [cell for name, cell in by_policy.items() if name not in (OURS, OURS_ALONE, ORACLE)]
-        best = min(others, key=lambda cell: mid(cell, "p95_ms"))
-        times = " / ".join(f"{mid(ours, name):,.0f}" for name in ("p50_ms", "p95_ms", "p99_ms"))
-        span = f"{ours['p95_ms']['min']:,.0f} to {ours['p95_ms']['max']:,.0f}"
         found = f"{mid(ours, 'of_bound'):.1%}" if mid(ours, "hit_ratio") > 0.01 else ""
-        shed = f"{mid(ours, 'shed'):.2%}, {min(mid(cell, 'shed') for cell in others):.2%}"
-        cross = f"{mid(ours, 'cross_region'):.0%}, {mid(best, 'cross_region'):.0%}"
-        other = f"{mid(best, 'p95_ms'):,.0f} ({mid(best, 'p50_ms'):,.0f}) {best['policy']}"
-        yield [f"{trace}, {load}", times, span, f"{mid(alone, 'p95_ms'):,.0f}", other, found, shed, cross]
+        yield [
+            f"{trace}, {load}",
+            " / ".join(f"{mid(ours, name):,.0f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
+            f"{mid(by_policy[OURS_ALONE], 'p95_ms'):,.0f}" if OURS_ALONE in by_policy else "",
+            _best(others, "p95_ms"),
+            _best(others, "p99_ms"),
+            " / ".join(f"{mid(by_policy[ORACLE], name):,.0f}" for name in ("p95_ms", "p99_ms"))
+            if ORACLE in by_policy
+            else "",
+            f"{mid(ours, 'tpot_p95_ms'):,.0f}",
+            f"{mid(ours, 'e2e_p95_ms') / 1000:,.1f}",
+            f"{mid(ours, 'goodput'):.1%}, {max(mid(cell, 'goodput') for cell in others):.1%}",
+            found,
+            f"{mid(ours, 'shed'):.2%}",
+        ]
+
+
+def trouble_rows(results: Record) -> Iterable[list[str]]:
+    """By trouble, each policy's p95 and that over its own without trouble."""
+    policies = list(dict.fromkeys(cell["policy"] for cell in results["troubles"]))
+    yield ["chat, heavy load: p95, ms", *policies]
+    base = {cell["policy"]: mid(cell, "p95_ms") for cell in results["troubles"] if cell["trouble"] == "none"}
+    for trouble in dict.fromkeys(cell["trouble"] for cell in results["troubles"]):
+        at = {cell["policy"]: mid(cell, "p95_ms") for cell in results["troubles"] if cell["trouble"] == trouble}
+        yield [trouble, *(f"{at[policy]:,.0f} ({at[policy] / base[policy]:.2f})" for policy in policies)]
+
+
+def scale_rows(results: Record) -> Iterable[list[str]]:
+    """What a decision costs by the number of sites, and what their statuses weigh."""
+    yield ["", *(f"{number} sites" for number in results["decisions"])]
+    yield ["a decision, ms of processor time", *(f"{at['rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
+    yield ["GORGO's", *(f"{at['gorgo_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
+    full, empty = (results["statuses"][name] for name in ("full_bytes", "without_digest_bytes"))
+    for name, size in (("statuses a second with full digests, Mbit", full), ("without digests", empty)):
+        yield [name, *(f"{8e-6 * size * int(number):,.1f}" for number in results["decisions"])]
+
+
+def _best(others: list[Record], name: str) -> str:
+    best = min(others, key=lambda cell: mid(cell, name))
+    return f"{mid(best, name):,.0f} {best['policy']}"
 
 
 def mid(cell: Record, name: str) -> float:

@@ -1,6 +1,9 @@
 """Sites are held to what they led a router to expect."""
 
+import asyncio
+
 import pytest
+from aiohttp import web
 
 from edge_router.backend import Backend
 from edge_router.discovery import static_backends
@@ -8,6 +11,8 @@ from edge_router.lateness import HALF_LIFE_S, TOLERANCE, Lateness
 from edge_router.policy import RouteRequest
 from edge_router.policy.cost import CostPolicy
 from tests.edge_router.builders import Clock, network, site_status
+from tests.edge_router.fakes import DONE, FakeSite, begin, event, router
+from tests.edge_router.fakes import sites as fake_sites
 
 
 def sites() -> tuple[Clock, Backend, Backend]:
@@ -118,3 +123,31 @@ def test_a_refusal_is_no_answer_to_those_that_wait() -> None:
         clock.advance(2.0)
         declined.refused()
         assert site.view().lateness_ms > 0
+
+
+async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -> None:
+    async def when_told(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        await site.go_on.wait()
+        response = await begin(request)
+        await response.write(event(0) + DONE)
+        return response
+
+    async with fake_sites("ams1") as [site], router([site]) as running, asyncio.timeout(10):
+        site.behave = when_told
+        backend = running.proxy.selector.backends["ams1"]
+
+        async def ask() -> None:
+            async with running.chat() as response:
+                await response.read()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask())
+            group.create_task(ask())
+            await running.until(lambda: backend.view().unanswered_tokens > 0)
+            sequence = backend.view().status.sequence  # type: ignore[union-attr]
+            await running.until(lambda: backend.view().lateness_ms > 100)
+            assert backend.view().status.sequence > sequence  # type: ignore[union-attr]
+            assert backend.view().unanswered_tokens > 0  # it has said since that nothing waits
+            site.go_on.set()
+        await running.until(lambda: backend.view().unanswered_tokens == 0)
+        assert backend.view().lateness_ms > 0

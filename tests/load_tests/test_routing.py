@@ -16,7 +16,7 @@ from load_tests.sim.outcome import Outcome
 from load_tests.sim.traces import Trace
 from load_tests.sim.trouble import NONE, TROUBLES, Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
-from load_tests.tables.routing import OURS
+from load_tests.tables.routing import OURS, rows, scale_rows, trouble_rows
 
 
 class FakeSimulation:
@@ -39,8 +39,8 @@ class FakeSimulation:
 def simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSimulation:
     fake = FakeSimulation()
     monkeypatch.setattr(routing, "simulate", fake)
-    monkeypatch.setattr(routing, "decision_costs", lambda: {"25": {"rank_us": 90.0, "gorgo_rank_us": 60.0}})
-    monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000})
+    monkeypatch.setattr(routing, "decision_costs", lambda: {"330": {"rank_us": 250.0, "gorgo_rank_us": 1000.0}})
+    monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000, "without_digest_bytes": 600})
     monkeypatch.setenv("OUT", str(tmp_path))
     return fake
 
@@ -60,7 +60,13 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     assert len(results["cells"]) == 2 * 2 * 3
     assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
     assert not set(results["seeds"]) & set(TUNING_SEEDS)
-    assert [cell["trouble"] for cell in results["troubles"]][::3] == list(TROUBLES)
+    assert [line[0] for line in list(rows(results))[1:]] == [
+        "chat, moderate", "chat, heavy", "agent, moderate", "agent, heavy",
+    ]  # fmt: skip
+    troubles = list(trouble_rows(results))
+    assert [line[0] for line in troubles[1:]] == list(TROUBLES)
+    assert all(cell.endswith("(1.00)") for cell in troubles[1][1:])
+    assert [line[1] for line in scale_rows(results)] == ["330 sites", "0.25", "1.00", "116.2", "1.6"]
     gorgo, ours = results["parameters"]["GORGO"], results["parameters"][OURS]
     assert gorgo["chosen"] in gorgo["grid"]
     assert len(gorgo["grid"]) == 6
