@@ -46,7 +46,7 @@ def rows(results: Record) -> Iterable[list[str]]:
 
 
 def trouble_rows(results: Record) -> Iterable[list[str]]:
-    """By trouble, each policy's p95 and that over its own without trouble."""
+    """Return, by trouble, each policy's p95 and that over its own without trouble."""
     policies = list(dict.fromkeys(cell["policy"] for cell in results["troubles"]))
     yield ["chat, heavy load: p95, ms", *policies]
     base = {cell["policy"]: mid(cell, "p95_ms") for cell in results["troubles"] if cell["trouble"] == "none"}
@@ -56,7 +56,7 @@ def trouble_rows(results: Record) -> Iterable[list[str]]:
 
 
 def scale_rows(results: Record) -> Iterable[list[str]]:
-    """What a decision costs by the number of sites, and what their statuses weigh."""
+    """Return what a decision costs by the number of sites, and what their statuses weigh."""
     yield ["", *(f"{number} sites" for number in results["decisions"])]
     yield ["a decision, ms of processor time", *(f"{at['rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
     yield ["GORGO's", *(f"{at['gorgo_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
