@@ -38,14 +38,15 @@ class Region(NamedTuple):
 
     rows: Callable[[Record], Iterable[list[str]]]  # of a record's results, the header first
     subject: str | None = None  # of the record, where it is not the region's name
+    is_simulated: bool = False  # what it shows follows from seeds and not from the machine
 
 
 REGIONS: dict[str, Region] = {
     "start-up": Region(engine.start_up),
     "engines": Region(engine.engines),
     "step-cost": Region(engine.step_cost),
-    "routing": Region(routing.rows),
-    "routing-troubles": Region(routing.trouble_rows, "routing"),
+    "routing": Region(routing.rows, is_simulated=True),
+    "routing-troubles": Region(routing.trouble_rows, "routing", is_simulated=True),
     "routing-scale": Region(routing.scale_rows, "routing"),
     "router-overhead": Region(router.overhead),
     "http-servers": Region(router.http_servers),
@@ -116,7 +117,9 @@ def drawn(regions: dict[str, Region], records: dict[str, Record]) -> dict[str, s
     texts = {}
     for name, region in regions.items():
         record = records.get(region.subject or name)
-        texts[name] = f"{heading(record)}\n\n{table(region.rows(record['results']))}" if record else NOTHING
+        texts[name] = (
+            f"{heading(record, region.is_simulated)}\n\n{table(region.rows(record['results']))}" if record else NOTHING
+        )
     return texts
 
 
@@ -143,9 +146,9 @@ def marks(region: str) -> tuple[str, str]:
     return f"<!-- measured: {region} -->\n", f"<!-- end of {region} -->\n"
 
 
-def heading(record: Record) -> str:
+def heading(record: Record, is_simulated: bool = False) -> str:
     machine = record["machine"]
-    if record["subject"] == "routing":
+    if is_simulated:
         return f"Simulated time, from its seeds alone; {record['date'][:10]}, commit {record['commit']}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
     torch = record["versions"].get("torch")
