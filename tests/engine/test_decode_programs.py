@@ -27,6 +27,7 @@ from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
 from tests.engine.families import MODELS, write_family
+from tests.engine.test_quantized import INTEGERS
 
 pytestmark = pytest.mark.cpu_only
 
@@ -90,6 +91,19 @@ def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dt
     engine = load_engine(tmp_path, **options)
     assert Answers.of(drain(engine, requests(5))) == expected
     assert graphs_of(engine).num_graphs == 5, "one sequence to five"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["awq", "eight bits in words"])
+def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtype: str, tmp_path: Path) -> None:
+    if not library.takes_codes():
+        pytest.skip("this CPU unpacks them")
+    INTEGERS[name](tmp_path)
+    options = {"dtype": dtype, "block_size": 4, "kv_tokens": 600}
+    expected = Answers.of(drain(by_calls(tmp_path, **options), requests(5)))
+    engine = load_engine(tmp_path, **options)
+    assert Answers.of(drain(engine, requests(5))) == expected
+    assert graphs_of(engine).num_graphs == 5
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in DENSE])

@@ -1,0 +1,149 @@
+"""A model on this CPU with weights in bf16 and with the same shapes in codes of eight and four bits, step by step in turns.
+
+    python -m load_tests.scenarios.quantized                       0.5b, some four minutes
+    python -m load_tests.scenarios.quantized --shape 8b --rounds 3
+
+Decode steps of each batch and prompts are timed by turns; the figure is the median of the rounds' ratios to bf16. Numbers are random, which no step
+can tell; embedding and head stay in bf16, as `pilotlight quantize` leaves them.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.kv.layout import CacheLayout
+from engine.models.dense import load
+from engine.runner import ModelRunner
+from engine.step import scratch_step
+from engine.weights.loader import WeightLoader
+from engine.weights.shard import Split
+from kernels.cpu import library
+from kernels.int4 import Int4Weight
+from kernels.int8 import Int8Weight
+from kernels.weight import Weight
+from load_tests.ceilings import Ceilings
+from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, decode_step
+from load_tests.records import spread, write_record
+
+SUBJECT = "quantized"
+_CPU = torch.device("cpu")
+_WARM_UPS = 6  # a step is recorded when it is launched for the fourth time
+_BATCHES, _PROMPTS = (1, 4, 16), (512,)
+_LEAST_S = 0.15  # of steps between two looks at the clock
+_FORMS = {"int8 by row": (8, 0), "int8 by 32": (8, 32), "int4 by 32": (4, 32), "int4 by 128": (4, 128)}
+
+
+class _CodedLoader(WeightLoader):
+    """Projections of random codes, under scales of bf16."""
+
+    def __init__(self, storage: RandomWeights, bits: int, group: int) -> None:
+        super().__init__(storage, torch.bfloat16, _CPU)
+        self.num_bytes = 0
+        self._bits, self._group = bits, group
+
+    def matrix(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, *, experts: int = 1, split: Split | None = None, unit: int = 1
+    ) -> Weight:  # fmt: skip
+        if not names[0].endswith("_proj"):
+            return super().matrix(names, rows, columns, experts=experts, split=split, unit=unit)
+        count, group = sum(rows), self._group or columns
+        scales = torch.full((count, columns // group), 0.02 / (1 << self._bits), dtype=torch.bfloat16)
+        if self._bits == 8:
+            weight: Weight = Int8Weight(
+                torch.randint(-127, 128, (count, columns)).to(torch.int8), scales, columns, group
+            )
+        else:
+            codes = torch.randint(0, 256, (count, columns // 2), dtype=torch.uint8)
+            weight = Int4Weight(codes, scales, None, columns, group)
+        self.num_bytes += weight.num_bytes
+        return weight
+
+
+@torch.inference_mode()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    library.start(wait=True)
+    if library.loaded is None:
+        print("The C library cannot be built here.", file=sys.stderr)
+        return 3
+    results: dict[str, Any] = {"shape": options.shape, "threads": options.threads}
+    results["ceilings"] = Ceilings(_CPU, (torch.bfloat16,)).measure().summary()
+    results |= _speeds(options.shape, options.rounds)
+    _show(results)
+    print(f"Record: {write_record(SUBJECT, results)}")
+    return 0
+
+
+def _speeds(shape: str, rounds: int) -> dict[str, Any]:
+    config = SHAPES[shape]
+    models = {"bf16": load(config, WeightLoader(RandomWeights(_CPU), torch.bfloat16, _CPU), config.context_length)}
+    projections = {}
+    for name, (bits, group) in _FORMS.items():
+        loader = _CodedLoader(RandomWeights(_CPU), bits, group)
+        models[name] = load(config, loader, config.context_length)
+        projections[name] = loader.num_bytes
+    layout = CacheLayout(config.cached_layers, BLOCK_SIZE, torch.bfloat16, config.context_length)
+    kv_tokens = max(max(_BATCHES) * (DECODE_CONTEXT + 2 * BLOCK_SIZE), *_PROMPTS) + BLOCK_SIZE
+    cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), _CPU)
+    runners = {name: ModelRunner(model, layout, cache) for name, model in models.items()}
+    blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
+    steps = {
+        f"decode {batch}": (
+            batch,
+            decode_step([list(range(i * blocks, (i + 1) * blocks)) for i in range(batch)], DECODE_CONTEXT + 1),
+        )
+        for batch in _BATCHES
+    }
+    steps |= {
+        f"prompt {n}": (n, scratch_step([i % config.vocab_size for i in range(n)], 0, BLOCK_SIZE)[0]) for n in _PROMPTS
+    }
+    rows = {name: _compared(runners, step, tokens, rounds) for name, (tokens, step) in steps.items()}
+    return {"projection_bytes": projections, "steps": rows}
+
+
+def _compared(runners: dict[str, ModelRunner], step: Any, tokens: int, rounds: int) -> dict[str, Any]:
+    works = {name: partial(compute, runner, step) for name, runner in runners.items()}
+    times, taken = {}, {name: [] for name in works}  # type: ignore[var-annotated]
+    for name, work in works.items():
+        for _ in range(_WARM_UPS):
+            work()
+        began = time.perf_counter()
+        work()
+        times[name] = max(1, int(_LEAST_S / (time.perf_counter() - began)))
+    for i in range(rounds):
+        for name in list(works)[:: 1 if i % 2 else -1]:
+            began = time.perf_counter()
+            for _ in range(times[name]):
+                works[name]()
+            taken[name].append((time.perf_counter() - began) / times[name])
+    return {
+        name: {
+            "tokens_per_s": spread([tokens / one for one in of]),
+            "times_as_fast": spread([plain / one for plain, one in zip(taken["bf16"], of, strict=True)]),
+        }
+        for name, of in taken.items()
+    }
+
+
+def _show(results: dict[str, Any]) -> None:
+    print(f"{results['shape']}, {results['threads']} threads, reading {results['ceilings']['read_gb_per_s']:.1f} GB/s")
+    for name, row in results["steps"].items():
+        said = [
+            f"{form} {of['tokens_per_s']['median']:,.1f} ({of['times_as_fast']['median']:.2f}x)"
+            for form, of in row.items()
+        ]
+        print(f"  {name:<11} tokens/s: {', '.join(said)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
