@@ -237,7 +237,8 @@ class Engine:
         handed_over = self.tiers.handed_over_blocks_per_s * self._limits.block_size / num_groups
         capacity = Capacity(free // num_groups, total // num_groups)
         drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
-        return self._stats.load(self.scheduler, capacity, self.tiers.num_lost, handed_over, drafts)
+        lost, adapter_loads = self.tiers.num_lost, self._adapters.num_loads
+        return self._stats.load(self.scheduler, capacity, lost, handed_over, drafts, adapter_loads)
 
     def _new_scheduler(self) -> Scheduler:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""

@@ -288,6 +288,7 @@ class ModelLoad(_Value, frozen=True):
     decode_tokens_per_s: float = 0.0  # per sequence
     handed_over_tokens_per_s: float = 0.0  # of blocks that other hosts fetch; a moving average, 0: not measured yet
     drafts: DraftCounts = NO_DRAFTS
+    adapter_loads: int = 0  # adapters put into slots since load (counter)
 
 
 class ModelInfo(_Value, frozen=True):

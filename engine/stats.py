@@ -19,7 +19,13 @@ class EngineStats:
         self._ended += scheduler.counts
 
     def load(
-        self, scheduler: Scheduler, capacity: Capacity, tier_losses: int, handed_over: float, drafts: DraftCounts
+        self,
+        scheduler: Scheduler,
+        capacity: Capacity,
+        tier_losses: int,
+        handed_over: float,
+        drafts: DraftCounts,
+        adapter_loads: int,
     ) -> ModelLoad:
         counts = self._ended + scheduler.counts
         return ModelLoad(
@@ -36,4 +42,5 @@ class EngineStats:
             decode_tokens_per_s=self.rates.decode_tokens_per_s,
             handed_over_tokens_per_s=handed_over,
             drafts=drafts,
+            adapter_loads=adapter_loads,
         )

@@ -18,6 +18,7 @@ from engine.description.shapes import NormKind
 from engine.engine import Engine, StepTimes
 from engine.kv.block_table import BlockTable
 from engine.kv.layout import CacheLayout
+from engine.models.decoder import Decoder
 from engine.models.dense import load
 from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import ModelInfo, SamplingParams, Submit
@@ -90,14 +91,21 @@ class RandomWeights:
         return name.startswith("model.")  # as a checkpoint with a head has it
 
 
-@torch.inference_mode()
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
+    return ModelRunner(*make_model(config, device, dtype, kv_tokens))
+
+
+@torch.inference_mode()
+def make_model(
+    config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int
+) -> tuple[Decoder, CacheLayout, torch.Tensor]:
+    """Return a model of random weights, and blocks of its cache with their layout."""
     loader = WeightLoader(RandomWeights(device), dtype, device)
     model = load(config, loader, config.context_length)
     layout = CacheLayout(config.cached_layers, BLOCK_SIZE, dtype, config.context_length)
     kv_cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), device)
     pages.prefer_huge(kv_cache)
-    return ModelRunner(model, layout, kv_cache)
+    return model, layout, kv_cache
 
 
 def weight_bytes(config: DenseConfig, dtype: torch.dtype) -> int:
