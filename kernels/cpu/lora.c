@@ -1,7 +1,8 @@
 // Low-rank adapters beside a matrix product: y[token] += B (A x[token]), each token with the adapter of its slot.
 //
 // At a token per adapter the time is that of reading A and B, once each, and what is read next is fetched ahead (4 layers of 1,024 channels, sixteen
-// adapters of rank 16, one thread: 1.92 ms, without 2.28); tokens of a prompt, which share one, read it from the cache. The sum of a token is taken in an order that rank and columns alone decide: its neighbours and their adapters change no bit of it.
+// adapters of rank 16, one thread: 1.92 ms, without 2.28); tokens of a prompt, which share one, read it from the cache. The sum of a token is taken in
+// an order that rank and columns alone decide: its neighbours and their adapters change no bit of it.
 #include "lanes.h"
 #include "program.h"
 
