@@ -108,7 +108,10 @@ def decode(config: DenseConfig, rounds: int) -> list[dict[str, Any]]:
                     began = time.perf_counter()
                     compute(runner, _with(plain, kind.slots))
                     times[kind.name].append(time.perf_counter() - began)
-    beside = {None: times["none"][::2], ATTENTION: times["none"][1::2]}  # the steps without, by what the slots held
+    beside: dict[tuple[str, ...] | None, list[float]] = {
+        None: times["none"][::2],
+        ATTENTION: times["none"][1::2],
+    }  # the steps without, by what the slots held
     rows = []
     for kind in KINDS:
         without = beside[kind.targets]
@@ -143,7 +146,8 @@ _contents: dict[tuple[str, ...] | None, SlotContent] = {}
 def _content(projections: Sequence[MatrixPart], targets: tuple[str, ...] | None) -> SlotContent:
     if targets not in _contents:
         wanted = [part for part in projections if targets is None or part.name.endswith(targets)]
-        tensors, described = {}, {}
+        tensors: dict[str, torch.Tensor] = {}
+        described: dict[str, AdaptedProjection] = {}
         for part in wanted:
             rows, columns = part.rows.total, part.columns.total
             a, b = f"{part.name}.lora_A.weight", f"{part.name}.lora_B.weight"
