@@ -117,10 +117,11 @@ class Preference(msgspec.Struct, frozen=True):
 
     @property
     def expected_ms(self) -> float:
-        """When the first token should come, by what the site has said and was sent: without what is only feared of it."""
-        terms = self.terms
+        """When the first token should reach this router, by what the site has said and was sent: without what is only feared of it. The path is the
+        router's own, though sites be compared by the client's."""
+        terms, rtt_ms = self.terms, self.backend.rtt_ms
         feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
-        return self.cost_ms - feared_ms
+        return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
 
     def serves(self, model: str | None) -> bool:
         """Sites that do not have the model are ranked, too, where none has it."""

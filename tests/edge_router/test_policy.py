@@ -275,6 +275,13 @@ def test_a_site_whose_answers_come_late_is_as_much_dearer_and_expected_no_later(
     assert order[1].expected_ms == pytest.approx(501.0)  # what it is held to does not grow with its lateness
 
 
+def test_a_site_beside_the_client_is_expected_to_answer_as_late_as_it_is_far_from_the_router() -> None:
+    far = view("sin1", rtt_ms=216.0, seed_rtt_ms=216.0)
+    preference = rank(replace(ASK, client=PLACES["sin1"]), far)[0]
+    assert preference.terms["rtt"] < 1
+    assert preference.expected_ms == pytest.approx(216.0 + 500.0)
+
+
 def test_a_published_queue_is_worked_off_while_its_news_ages() -> None:
     queue = {"queued_tokens": 4000, "prefill_tokens_per_s": 2000.0}
     backend = view(status_at_s=100.0, model=queue)
