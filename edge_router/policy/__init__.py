@@ -88,7 +88,7 @@ class BackendView(msgspec.Struct, frozen=True):
     def model(self, name: str) -> ModelStatus | None:
         if self.status is not None:
             for model in self.status.models:  # a loop, not a generator: 25 sites a decision make the difference 20 us
-                if name == model.name or name in model.aliases:
+                if name == model.name or name in model.aliases or is_adapter_of(name, model):
                     return model
         return None
 
@@ -102,6 +102,14 @@ class BackendView(msgspec.Struct, frozen=True):
         if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
             return None
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
+
+
+def is_adapter_of(name: str, model: ModelStatus) -> bool:
+    """Tell whether a name is that of a model with one of its adapters behind it, `MODEL:ADAPTER`: whether the site has that, it says itself."""
+    if ":" not in name:
+        return False
+    base = name.rpartition(":")[0]
+    return base == model.name or base in model.aliases
 
 
 class Preference(msgspec.Struct, frozen=True):
@@ -160,6 +168,6 @@ def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
     for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
-        if name == model.name or name in model.aliases:
+        if name == model.name or name in model.aliases or is_adapter_of(name, model):
             return model.residency != "failed"
     return False

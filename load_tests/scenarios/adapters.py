@@ -47,7 +47,7 @@ CHECKPOINTS = {"0.5b": Shape(1024, 4096, 28, 16, 8, 64), "tiny": Shape(64, 128, 
 
 
 class Kind(NamedTuple):
-    """Which sequences of a step have adapters, and on which projections."""
+    """A kind of step: which of its sequences have adapters, and on which projections."""
 
     name: str
     slots: tuple[int, ...]  # of each sequence, -1: none

@@ -52,7 +52,7 @@ async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
     async with sites("ams1", "iad1") as fakes:
         fakes[1].status_fields = {"models": (model_status("big", aliases=("@org/big",)),)}
         async with router(fakes) as running:
-            for model in ("big", "@org/big"):
+            for model in ("big", "@org/big", "big:adapter", "@org/big:adapter") * 3:
                 async with running.chat(model=model) as response:
                     assert "site=iad1" in response.headers["x-pilotlight-route"]
             fakes[0].behave = fakes[1].behave = answer(404, {"error": {"code": "model_not_found"}})
