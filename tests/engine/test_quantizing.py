@@ -11,6 +11,8 @@ from transformers import LlamaConfig, MixtralConfig
 
 from engine.errors import CheckpointError
 from engine.packing import Report
+from engine.planning.model import read_model
+from engine.planning.parallelism import Parallelism, RankPlace
 from engine.quantizing import Rounding, quantize_directory
 from engine.rounding import choose_scales, pack_words, round_to_codes
 from tests.checkpoints import write_checkpoint
@@ -124,3 +126,18 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(tmp_path: Path) -> No
     tensors.write_bytes(tensors.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="is truncated"):
         quantize_directory(tmp_path / "model", tmp_path / "out", INT4, Report())
+
+
+def test_a_plan_counts_the_bytes_that_a_cpu_keeps(tmp_path: Path) -> None:
+    """Eight-bit integers have no product on a GPU, which unpacks them."""
+    write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
+    for rounding in (INT4, INT8):
+        out = quantize_directory(tmp_path / "model", tmp_path / str(rounding.bits), rounding, Report())
+        planned = read_model(out, "float32", on_cpu=True)
+        kept = sum(planned.weight_bytes(RankPlace(Parallelism()), on_cpu=True).values())
+        stored = sum(
+            t.nbytes for name, t in load_file(out / "model.safetensors").items() if not name.endswith("_shape")
+        )
+        assert kept == stored
+        unpacked = sum(planned.weight_bytes(RankPlace(Parallelism()), on_cpu=False).values())
+        assert (unpacked > kept) == (rounding is INT8)
