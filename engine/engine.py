@@ -165,7 +165,7 @@ class Engine:
             num_published = self._stats.output_tokens - num_published
             self._stats.rates.count(collected.num_prompt_tokens, collected.num_decodes, num_published, step_s)
             if self._speculation is not None:
-                self._speculation.count_step(collected.num_tokens, step_s)
+                self._speculation.count_step(collected.num_tokens, collected.num_drafts, step_s)
             self.tiers.note_prefill_rate(self._stats.rates.prefill_tokens_per_s)
         return forwarded is not None or collected is not None
 

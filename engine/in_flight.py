@@ -63,6 +63,10 @@ class CollectedStep(NamedTuple):
         return sum([chunk.num_tokens for chunk in self.chunks])
 
     @property
+    def num_drafts(self) -> int:
+        return sum([len(chunk.drafts) for chunk in self.chunks])
+
+    @property
     def num_prompt_tokens(self) -> int:
         """The tokens of prompts, but for those that are computed as a decode is."""
         return sum([chunk.end - chunk.start for chunk in self.chunks[self.num_decodes :]])

@@ -73,8 +73,8 @@ class Speculation(Protocol):
     def note(self, chunk: Chunk, num_accepted: int) -> None:
         """Hear how many of a chunk's drafts were right."""
 
-    def count_step(self, num_rows: int, step_s: float) -> None:
-        """Hear how long a step of so many rows took."""
+    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
+        """Hear how long a step of so many rows took, drafts among them."""
 
     def forget(self, sequence: Sequence) -> None:
         """Hear that a sequence has ended, or goes on elsewhere."""

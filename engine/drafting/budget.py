@@ -38,7 +38,7 @@ def allot(
     for size in (*_SIZES, len(likely)):
         if size > len(likely):
             continue
-        rate = expected[size] / (decodes_s + costs.predict_s(num_rows + size) - step_s)
+        rate = expected[size] / (decodes_s + costs.predict_s(num_rows + size, size) - step_s)
         if rate > best:
             best, num_best = rate, size
     counts = [0] * len(proposed)

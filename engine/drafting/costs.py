@@ -33,13 +33,38 @@ class _CostEntry:
 
 
 class StepCosts:
+    """Steps with drafts are a table of their own: fewer of them are recorded, and what is behind a row differs."""
+
     def __init__(self) -> None:
-        self._entries: dict[int, _CostEntry] = {}  # by _entry_of
-        self._known: list[tuple[float, float]] = []  # rows and seconds, both rising
+        self._plain = _CostTable()
+        self._checking = _CostTable()
 
     @property
     def is_known(self) -> bool:
-        return bool(self._known)
+        return bool(self._plain.line)
+
+    def count(self, rows: int, seconds: float, num_drafts: int = 0) -> None:
+        (self._checking if num_drafts else self._plain).count(rows, seconds)
+
+    def predict_s(self, rows: float, num_drafts: int = 0) -> float:
+        """Predict a step: between two entries on the line between them. Beyond the last, what rows should cost at best: then they are tried, and
+        measured."""
+        without_s = self._plain.predict_s(rows - num_drafts)
+        line = self._checking.line
+        if not num_drafts:
+            return without_s
+        if not line:
+            return self._plain.predict_s(rows)
+        first, first_s = line[0]
+        if rows < first:  # on the line from the same step without drafts
+            return without_s + max(0.0, first_s - without_s) * num_drafts / (num_drafts + first - rows)
+        return max(without_s, self._checking.predict_s(rows))
+
+
+class _CostTable:
+    def __init__(self) -> None:
+        self._entries: dict[int, _CostEntry] = {}  # by _entry_of
+        self.line: list[tuple[float, float]] = []  # rows and seconds of those that are believed, both rising
 
     def count(self, rows: int, seconds: float) -> None:
         at = _entry_of(rows)
@@ -52,29 +77,27 @@ class StepCosts:
                 self._draw_line()
 
     def predict_s(self, rows: float) -> float:
-        """Predict a step: between two entries on the line between them. Beyond the last, what rows should cost at best: then they are tried, and
-        measured."""
-        known = self._known
-        at = bisect_left(known, (rows, 0.0))
-        if at == len(known):
-            last, seconds = known[-1]
+        line = self.line
+        at = bisect_left(line, (rows, 0.0))
+        if at == len(line):
+            last, seconds = line[-1]
             return seconds + (rows - last) * seconds / (last + _FULL_ROWS)
-        above, above_s = known[at]
+        above, above_s = line[at]
         if at == 0 or above == rows:
             return above_s
-        below, below_s = known[at - 1]
+        below, below_s = line[at - 1]
         return below_s + (above_s - below_s) * (rows - below) / (above - below)
 
     def _draw_line(self) -> None:
         """Take the entries as a rising line: no step takes longer than one of more rows."""
         least_s = float("inf")
-        known = []
+        line = []
         for entry in sorted(self._entries.values(), key=lambda entry: -entry.rows):
             if entry.num_steps >= _TRIALS:
                 entry.drawn_s = entry.seconds
                 least_s = min(least_s, entry.seconds)
-                known.append((entry.rows, least_s))
-        self._known = known[::-1]
+                line.append((entry.rows, least_s))
+        self.line = line[::-1]
 
 
 def _entry_of(rows: int) -> int:

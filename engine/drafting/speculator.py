@@ -143,8 +143,8 @@ class Speculator:
             for drafter in self._drafters:
                 drafter.forget(sequence)
 
-    def count_step(self, num_rows: int, step_s: float) -> None:
-        self.costs.count(num_rows, step_s)
+    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
+        self.costs.count(num_rows, step_s, num_drafts)
 
     def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
         """Return guesses at what follows the newest token: where that is not known yet, behind a guess at it."""

@@ -96,10 +96,10 @@ class Watched(Speculator):
         self.accepted.append(num_accepted)
         super().note(chunk, num_accepted)
 
-    def count_step(self, num_rows: int, step_s: float) -> None:
+    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
         if self.costs.is_known:
-            self.predicted.append((num_rows, self.costs.predict_s(num_rows), step_s))
-        super().count_step(num_rows, step_s)
+            self.predicted.append((num_rows, self.costs.predict_s(num_rows, num_drafts), step_s))
+        super().count_step(num_rows, num_drafts, step_s)
 
     def forget_past(self) -> None:
         """Begin to count anew: what was learnt stays."""

@@ -69,10 +69,10 @@ class CheapRows:
 
     is_known = True
 
-    def count(self, rows: int, seconds: float) -> None:
+    def count(self, rows: int, seconds: float, num_drafts: int = 0) -> None:
         pass
 
-    def predict_s(self, rows: float) -> float:
+    def predict_s(self, rows: float, num_drafts: int = 0) -> float:
         return 1e6 + rows
 
 

@@ -28,7 +28,7 @@ class EachAlone:
     def note(self, chunk: Chunk, num_accepted: int) -> None:
         self.counts = self.counts.with_chunk(len(chunk.drafts), num_accepted)
 
-    def count_step(self, num_rows: int, step_s: float) -> None:
+    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:

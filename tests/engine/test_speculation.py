@@ -392,7 +392,7 @@ def test_a_failed_step_leaves_nothing_of_its_sequences(depth: int) -> None:
 @pytest.mark.parametrize("drafters", DRAFTERS)
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
     draw = random.Random(drafters)
-    plain, engine = ember(kv_tokens=16384), ember(drafters, kv_tokens=16384, max_num_seqs=16)
+    plain, engine = ember(kv_tokens=8192), ember(drafters, kv_tokens=8192, max_num_seqs=16)
     for seed in range(1000, 1105):
         batch = requests(32, seed=seed, num_logprobs=draw.choice((None, None, 2)))
         engine.runner.depth = draw.choice((1, 2))  # type: ignore[misc]

@@ -45,3 +45,14 @@ def test_more_rows_never_take_less() -> None:
     costs = measured({rows: draw.uniform(0.1, 1.0) for rows in (1, 2, 3, 5, 9, 17, 40, 100, 333)})
     predicted = [costs.predict_s(rows) for rows in range(1, 600)]
     assert predicted == sorted(predicted)
+
+
+def test_steps_with_drafts_are_measured_apart_and_predicted_from_those_without_until_then() -> None:
+    costs = measured({4: 0.1, 12: 0.2})
+    assert costs.predict_s(8, num_drafts=4) == pytest.approx(0.15)
+    for _ in range(8):
+        costs.count(12, 0.5, num_drafts=8)
+    assert costs.predict_s(12) == pytest.approx(0.2)
+    assert costs.predict_s(12, num_drafts=8) == pytest.approx(0.5)
+    assert costs.predict_s(8, num_drafts=4) == pytest.approx(0.3), "half way from four rows without"
+    assert costs.predict_s(20, num_drafts=8) > 0.5
