@@ -103,7 +103,7 @@ class UpstreamAttempt:
         upstream.silence.watched.add(self)
         try:
             response = await self._read(await self._head())
-            if self._is_over:
+            if self._is_over and not response.has_answered:
                 raise TimeoutError
             self._connection = None  # the response owns it now
             return response
@@ -164,6 +164,8 @@ class UpstreamAttempt:
                     raise
             self._connection = None
             upstream.pool.put_back(kept)
+        if self._is_over:  # while nothing was there to be interrupted
+            raise TimeoutError
         try:
             async with asyncio.timeout(None) as self._connecting:  # `_expire` ends it
                 self._connection = connection = await upstream.pool.connect(self._origin)
@@ -271,6 +273,11 @@ class UpstreamResponse:
             upstream.silence.watched.add(self)
 
     @property
+    def has_answered(self) -> bool:
+        """Tell whether something has come that counts as delivered, or all there is."""
+        return not isinstance(self._relay, StreamRelay) or self._relay.has_data
+
+    @property
     def is_resumable(self) -> bool:
         """It can be continued elsewhere."""
         return self._relay is not None and self._relay.is_resumable
@@ -322,6 +329,8 @@ class UpstreamResponse:
                 events = found if found or relay.num_events > before else None
         except ConnectionLost as error:
             raise Lost("closed", str(error)) from None
+        except TimeoutError:
+            raise Lost("silent", "its time was over as its answer began") from None
         finally:
             self._silent_since = None
         self._is_done = bool(events) and isinstance(events[-1], StreamDone)

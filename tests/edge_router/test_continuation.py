@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edge_router.upstream import UpstreamAttempt
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
     DONE,
@@ -400,3 +401,22 @@ async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -
         whole = b"".join(event(i) for i in range(40)) + DONE
         assert await asyncio.gather(*reading) == [whole] * 64
         assert counts(running) == {"disturbed": 64, "continued": 64, "lost": 0}
+
+
+async def test_a_site_whose_time_is_over_as_its_first_events_come_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come counts as delivered: with another site's first events it would be there twice, and nobody could go on with the stream."""
+    first_events = UpstreamAttempt._first_events
+
+    async def late(self: UpstreamAttempt, *arguments: Any) -> Any:
+        found = await first_events(self, *arguments)
+        if self._site == "ams1":
+            self._expire()
+        return found
+
+    monkeypatch.setattr(UpstreamAttempt, "_first_events", late)
+    names = ("ams1", "iad1", "sin1")
+    async with sites(*names) as fakes, router(fakes, policy=FirstThen(*names)) as running:
+        for fake, until in zip(fakes, (None, 4, None), strict=True):
+            fake.behave = continued_stream(COUNT, until=until, ending=reset_it)
+        async with running.chat() as response:
+            assert (response.status, await response.read()) == (200, WHOLE)
