@@ -165,6 +165,11 @@ class ValidRequest(msgspec.Struct, frozen=True):
     )
 
     @property
+    def wished_site(self) -> str:
+        """The site that the client would like best (`prefer: site=NAME`); empty: whichever answers first."""
+        return _wishes(self.head).get("site", "") if self.head.has("prefer") else ""
+
+    @property
     def is_generated_whole(self) -> bool:
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
@@ -353,7 +358,7 @@ def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     ApiError."""
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
-    wishes = preferences(value for name, value in head.headers if name == "prefer")
+    wishes = _wishes(head)
     is_async = wishes.get("respond-async") == ""  # with a value it is none that anybody has defined
     try:
         fields = orjson.loads(body)
@@ -378,3 +383,7 @@ def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     if not options:
         del fields["stream_options"]
     return durable or is_async, is_async, orjson.dumps(fields)
+
+
+def _wishes(head: Head) -> dict[str, str]:
+    return preferences(value for name, value in head.headers if name == "prefer")

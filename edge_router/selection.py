@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from edge_router.backend import Backend, Ticket
 from edge_router.data_places import AllowedSites, DataPlaces, refusal
 from edge_router.hints import WakeHints
@@ -59,7 +61,12 @@ class SiteSelector:
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
         route = request.route(self._sessions.recall(request.conversation), self._clock())
-        return route, self._policy.rank(route, self._views(request))
+        ranking = self._policy.rank(route, self._views(request))
+        if request.wished_site:
+            ranking.sort(key=lambda preference: preference.backend.name != request.wished_site)
+            if ranking and ranking[0].backend.name == request.wished_site:
+                ranking[0] = replace(ranking[0], reason="asked for", max_queue_ms=None)
+        return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
         """Return the sites that may see the request."""

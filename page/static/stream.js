@@ -1,7 +1,8 @@
 // A streamed chat request, as events: the same bytes that any client gets.
 
-export async function* chat(body, key, signal) {
+export async function* chat(body, key, signal, site = "") {
   const headers = { "content-type": "application/json" };
+  if (site) headers.prefer = `site=${site}`;
   if (key) headers.authorization = `Bearer ${key}`;
   const answer = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!answer.ok) {

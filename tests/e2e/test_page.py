@@ -76,6 +76,16 @@ def test_a_chat_streams_says_where_from_and_stays_in_the_tab(network: LocalNetwo
         page.keyboard.press("Tab")
 
 
+def test_the_site_that_is_wished_for_answers(network: LocalNetwork, chromium: "Browser") -> None:
+    with opened(chromium, f"{network.url}#playground") as page:
+        page.wait_for_selector("option[value=ember]", state="attached")
+        for site in ("iad1", "sin1"):
+            page.get_by_label("Site").select_option(site)
+            ask(page, "What is the airport code of Lisbon?")
+            expect(page.locator(".turn.assistant .facts").last).to_contain_text(f"from {site}", timeout=60_000)
+            expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=60_000)
+
+
 def test_an_answer_follows_a_schema_shows_probabilities_and_is_made_again(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:

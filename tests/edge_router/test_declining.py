@@ -110,3 +110,16 @@ async def test_a_site_learns_the_digests_of_the_conversation_and_nothing_of_it_w
         async with running.chat() as response:
             await response.read()
         assert PREFIXES not in fakes[0].seen[0].headers
+
+
+async def test_a_client_s_wish_for_a_site_comes_first_while_that_site_answers() -> None:
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, policy=Patient()) as running:
+        for fake in fakes:
+            fake.behave = continued_stream(2)
+        for wish, expected in (("sin1", "sin1"), ("iad1", "iad1"), ("nowhere", "ams1")):
+            async with running.chat(headers={"prefer": f"site={wish}"}) as response:
+                assert f"site={expected}" in response.headers["x-pilotlight-route"]
+        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "who asks for it waits for it"
+        fakes[2].behave = refuse("overloaded")
+        async with running.chat(headers={"prefer": "site=sin1"}) as response:
+            assert (response.status, "site=ams1" in response.headers["x-pilotlight-route"]) == (200, True)

@@ -11,7 +11,8 @@ const KEPT = "conversation";
 export function playground(session) {
   let turns = restore(), going = null;
   const talk = h("div", { "aria-label": "Conversation" });
-  const model = h("select", { "aria-label": "Model" }), system = field("textarea", "System prompt", { rows: 2 });
+  const model = h("select", { "aria-label": "Model" }), site = h("select", { "aria-label": "Site" }), system = field("textarea", "System prompt", { rows: 2 });
+  const where = h("p", null, h("label", null, "Site ", site));
   const temperature = field("input", "Temperature", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7 });
   const topP = field("input", "Top p", { type: "number", min: 0.01, max: 1, step: 0.01, value: 1 });
   const most = field("input", "Most tokens", { type: "number", min: 1, value: 256 });
@@ -72,7 +73,7 @@ export function playground(session) {
     let first = 0, drawn = false;
     const draw = () => { if (!drawn) { drawn = true; requestAnimationFrame(() => { drawn = false; drawTalk(); }); } };
     try {
-      for await (const event of chat(request, key.value, going.signal)) {
+      for await (const event of chat(request, key.value, going.signal, site.value)) {
         if (event.route !== undefined) { turn.facts = { site: event.site, route: event.route }; continue; }
         take(turn, event);
         if (!first && event.choices?.length) { first = performance.now(); turn.facts.first_ms = first - began; }
@@ -101,11 +102,16 @@ export function playground(session) {
   }
 
   function update() {
-    why.hidden = network.name !== "router";
-    const names = models().map((one) => one.name), chosen = model.value;
-    if (names.join() === [...model.options].map((one) => one.value).join()) return;
-    show(model, names.map((name) => h("option", { value: name }, name)));
-    if (names.includes(chosen)) model.value = chosen;
+    why.hidden = where.hidden = network.name !== "router";
+    choices(site, ["", ...network.sites.map((one) => one.name)], "whichever answers first");
+    choices(model, models().map((one) => one.name), "");
+  }
+
+  function choices(box, names, nothing) {
+    const chosen = box.value;
+    if (names.join() === [...box.options].map((one) => one.value).join()) return;
+    show(box, names.map((name) => h("option", { value: name }, name || nothing)));
+    if (names.includes(chosen)) box.value = chosen;
   }
 
   function keep() { try { sessionStorage.setItem(KEPT, JSON.stringify(turns)); } catch { /* too long, or not allowed: it is not kept */ } }
@@ -113,7 +119,7 @@ export function playground(session) {
   return {
     node: h("div", { class: "split" },
       h("div", null, card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, h("span", { class: "grow" }), why, copy))),
-      card("Settings", h("label", null, "Model ", model), system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node,
+      card("Settings", h("p", null, h("label", null, "Model ", model)), where, system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node,
         h("p", { class: "row" }, h("label", null, logprobs, "log-probabilities (hover over a token)")), session.name !== "this machine" && h("label", null, "Key ", key))),
     update, leave: () => { going?.abort(); removeEventListener("keydown", onEscape); },
   };
