@@ -64,6 +64,7 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkey
 
 
 def test_a_plan_needs_no_torch() -> None:
+    pytest.importorskip("orjson")  # the command line's
     names = "engine.planning.planner, engine.planning.model, runtime.cli.plan"
     script = f"import sys, {names}\nassert 'torch' not in sys.modules and 'kernels' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
