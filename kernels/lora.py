@@ -8,7 +8,7 @@ know what is in them, and who waits for one.
 import torch
 
 from kernels import checks
-from kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from kernels.checks import FLOATS, ArgumentCheck, ArgumentError, check_indices, placed
 from kernels.cpu import ops
 from kernels.dispatch import operation
 
@@ -48,6 +48,7 @@ def _check(
 ) -> None:
     if not (
         y.ndim == x.ndim == 2
+        and slots.ndim == 1
         and x.dtype in FLOATS
         and y.dtype == adapters.dtype == x.dtype
         and y.shape[0] == x.shape[0] == slots.shape[0]
@@ -73,6 +74,20 @@ def _check(
         check.tensor("slots", slots, "tokens", (torch.int64,), dense=1)
     if checks.DEBUG:
         check_indices(operation, "slots", slots, places.shape[0], "the slots there are, or -1", SKIPPED)
+        _check_places(operation, x.shape[1], adapters.numel(), places, slots, ends)
+
+
+def _check_places(
+    operation: str, inputs: int, size: int, places: torch.Tensor, slots: torch.Tensor, ends: tuple[int, ...]
+) -> None:
+    """Raise ArgumentError unless A and B of the slots in use lie among `size` values. Waits for the device: for debug mode."""
+    for slot in set(slots.tolist()) - {SKIPPED}:
+        for part, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
+            a_at, b_at, rank = places[slot, part].tolist()
+            a_size, b_size = num_values(max(0, rank), end - begin, inputs)
+            if rank not in (0, *RANKS) or (rank and not (0 <= a_at <= size - a_size and 0 <= b_at <= size - b_size)):
+                why = f"has rank {rank} at {a_at} and {b_at} in slot {slot}, wanted one of {RANKS} within {size} values"
+                raise ArgumentError(operation, "places", why)
 
 
 @operation(_check, triton="lora", native=ops.add_lora)
@@ -96,6 +111,8 @@ def add_lora(
             a_at, b_at, rank = places[slot, part].tolist()
             if rank:
                 a_size, b_size = num_values(rank, end - begin, inputs)
+                if a_at + a_size > len(adapters) or b_at + b_size > len(adapters):
+                    raise IndexError(f"an adapter's values up to {max(a_at + a_size, b_at + b_size)} are out of range")
                 a = adapters[a_at : a_at + a_size].view(rank, inputs).float()
                 b = adapters[b_at : b_at + b_size].view(-1, rank, COLUMNS).transpose(1, 2).reshape(-1, rank).float()
                 added = x[rows].float() @ a.T @ b[: end - begin].T

@@ -27,7 +27,7 @@ _OF_BOTH_TYPES = {
     "decode_attention": "ppppppplllllllllllfi",
     "verify_attention": "pppppppplllllllllllfi",
     "prefill_attention": "pppppppplllllllllllfi",
-    "add_lora": "ppppplllllllllli:i",
+    "add_lora": "pppppllllllllllli:i",
     "is_finite": "pl:i",
 }
 _SIGNATURES = {

@@ -132,14 +132,32 @@ static void expand(const void *given, long piece) {
     }
 }
 
-// y [tokens][outputs] is changed. places [num_slots][parts] of (A, B, rank), `slot_stride` numbers apart; slots [tokens], below 0: none. end0 .. end2:
-// of the parts' columns. Returns 0 without memory, and nothing is done.
+// Whether all that the tokens' slots name lies among the adapters' values.
+static int lie_inside(const arguments *a, long num_values) {
+    for (long token = 0; token < a->tokens; token++) {
+        const int64_t slot = a->slots[token];
+        if (slot < 0) continue;
+        if (slot >= a->num_slots) return 0;
+        for (long part = 0, start = 0; part < a->parts; start = a->ends[part++]) {
+            const place *p = place_of(a, token, part);
+            const long blocks = (a->ends[part] - start + COLUMNS - 1) / COLUMNS;
+            if (!p->rank) continue;
+            if (p->rank < 0 || p->rank > MOST_RANK || p->rank % A_ROWS || p->a < 0 || p->b < 0) return 0;
+            if (p->a > num_values - p->rank * a->columns || p->b > num_values - blocks * p->rank * COLUMNS) return 0;
+        }
+    }
+    return 1;
+}
+
+// y [tokens][outputs] is changed. places [num_slots][parts] of (A, B, rank), `slot_stride` numbers apart, among `num_values`; slots [tokens], below 0:
+// none. end0 .. end2: of the parts' columns. Returns 0 without memory or where a place lies outside, and nothing is done.
 int NAME(add_lora)(scalar *y, const scalar *x, const scalar *adapters, const int64_t *places, const int64_t *slots, long tokens, long outputs,
-                   long columns, long x_stride, long num_slots, long slot_stride, long parts, long end0, long end1, long end2, int threads) {
+                   long columns, long x_stride, long num_values, long num_slots, long slot_stride, long parts, long end0, long end1, long end2, int threads) {
     float *u = shared_scratch(tokens * parts * MOST_RANK * sizeof *u);
     if (!u) return 0;
     arguments a = {y, x, adapters, (const place *)places, slots, u, tokens, outputs, columns, x_stride, num_slots, slot_stride, parts};
     a.ends[0] = end0, a.ends[1] = end1, a.ends[2] = end2;
+    if (!lie_inside(&a, num_values)) return 0;
     a.tokens_per_piece = tokens <= FEW_TOKENS ? 1 : MOST_TOKENS;
     for (long part = 0, start = 0; part < parts; start = a.ends[part++]) a.blocks += (a.ends[part] - start + COLUMNS - 1) / COLUMNS;
     const long token_pieces = (tokens + a.tokens_per_piece - 1) / a.tokens_per_piece;

@@ -167,7 +167,8 @@ def rotate_and_cache(
         or heads <= 0
         or cos.numel() != angles
         or sin.numel() != angles
-        or slots.numel() != tokens
+        or slots.ndim != 1
+        or slots.shape[0] != tokens
         or cos.dtype != _FP32
         or sin.dtype != _FP32
         or slots.dtype != _INT64
@@ -235,11 +236,12 @@ def add_lora(
         or adapters.dtype != dtype
         or places.dtype != _INT64
         or slots.dtype != _INT64
-        or slots.numel() != tokens
+        or slots.ndim != 1
+        or slots.shape[0] != tokens
         or column_stride != 1
         or (part_stride, place_stride) != (3, 1)
         or not (y.is_contiguous() and adapters.is_contiguous() and slots.is_contiguous())
-        or not (y.is_cpu and adapters.is_cpu and places.is_cpu and slots.is_cpu)
+        or not (y.is_cpu and x.is_cpu and adapters.is_cpu and places.is_cpu and slots.is_cpu)
         or (p_y | p_x | p_adapters) & (x.itemsize - 1)
         or p_numbers & 7
     ):
@@ -248,7 +250,7 @@ def add_lora(
         return y
     end0, end1, end2 = (*ends, 0, 0)[:3]
     done = function(
-        p_y, p_x, p_adapters, places.data_ptr(), slots.data_ptr(), tokens, outputs, columns, row_stride, places.shape[0], slot_stride, parts,
+        p_y, p_x, p_adapters, places.data_ptr(), slots.data_ptr(), tokens, outputs, columns, row_stride, adapters.numel(), places.shape[0], slot_stride, parts,
         end0, end1, end2, get_num_threads(),
     )  # fmt: skip
     return y if done else None
