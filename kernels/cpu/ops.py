@@ -250,7 +250,8 @@ def add_lora(
         return y
     end0, end1, end2 = (*ends, 0, 0)[:3]
     done = function(
-        p_y, p_x, p_adapters, places.data_ptr(), slots.data_ptr(), tokens, outputs, columns, row_stride, adapters.numel(), places.shape[0], slot_stride, parts,
+        p_y, p_x, p_adapters, places.data_ptr(), slots.data_ptr(), tokens, outputs, columns, row_stride, adapters.numel(), places.shape[0],
+        slot_stride, parts,
         end0, end1, end2, get_num_threads(),
     )  # fmt: skip
     return y if done else None
