@@ -160,9 +160,15 @@ class ValidRequest(msgspec.Struct, frozen=True):
     delivery: bytes = b""  # of a stream that is to be continued, what its client has
     delivered_tokens: int = 0
     most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
+    adapter: str = ""  # that a body names apart from its model
     max_queue_ms: float | None = (
         None  # with a longer queue the next site had better decline; None: it is to take the request
     )
+
+    @property
+    def asked_model(self) -> str | None:
+        """The model with the adapter that it is asked for with, as accounts' lists name them."""
+        return f"{self.model}:{self.adapter}" if self.model is not None and self.adapter else self.model
 
     @property
     def wished_site(self) -> str:
@@ -246,8 +252,20 @@ class RequestParser(NamedTuple):
         name = AnswerName.fresh() if secret and model is not None else None
         wants_stream = fields.get("stream") is True
         most = _most_tokens(fields)
+        lora = fields.get("lora")
+        adapter = lora if isinstance(lora, str) else ""
         return ValidRequest(
-            head, body, model, wants_stream, conversation, place, request_id, lines, name, most_tokens=most
+            head,
+            body,
+            model,
+            wants_stream,
+            conversation,
+            place,
+            request_id,
+            lines,
+            name,
+            most_tokens=most,
+            adapter=adapter,
         )
 
 

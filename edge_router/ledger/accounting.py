@@ -39,7 +39,7 @@ class Accounting:
         if head.is_for_function or head.method != "POST":
             return None
         if head.holder is not None:
-            head.holder.account.check_model(request.model)
+            head.holder.account.check_model(request.asked_model)
         if self.ledger is None or request.model is None:
             return None
         model, reserved = own_name(request.model), None

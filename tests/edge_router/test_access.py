@@ -155,6 +155,19 @@ async def test_a_path_names_the_model_too(monkeypatch: pytest.MonkeyPatch) -> No
         assert {request.headers["x-pilotlight-account"] for request in fakes[0].seen} == {"acme"}
 
 
+@pytest.mark.parametrize("prefix", ["/client/v4/accounts/a/ai/run/", "/fn/"])
+async def test_an_adapter_beside_its_model_is_judged_with_it(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    tables = {**FAULTY, "accounts": [{"name": "acme", "models": ["@cf/llama-8b", "@cf/llama-8b:ours"]}]}
+    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for lora, status in (("ours", 200), ("theirs", 403)):
+            body = {"prompt": "x", "lora": lora}
+            url = f"{running.url}{prefix}@cf/llama-8b"
+            async with running.http.post(url, json=body, headers=bearer("acme-ci")) as response:
+                assert response.status == status
+
+
 async def test_a_client_cannot_say_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     async with sites("ams1") as fakes, router(fakes, tables={"keys": FAULTY["keys"][2:3]}) as running:
