@@ -55,6 +55,7 @@ def _check(
         and y.is_contiguous()
         and x.stride(1) == 1
         and adapters.ndim == 1
+        and adapters.is_contiguous()
         and places.ndim == 3
         and places.shape[1:] == (len(ends), 3)
         and places.dtype == slots.dtype == torch.int64
