@@ -70,7 +70,9 @@ def test_an_unusable_site_never_stands_before_a_usable_one(request: RouteRequest
         assert ranked
         assert all(preference.backend.is_usable for preference in ranked)
     else:
-        assert {p.backend.name for p in ranked} == {site.name for site in sites if site.state == "unhealthy"}
+        unhealthy = {site.name for site in sites if site.state == "unhealthy"}
+        assert {p.backend.name for p in ranked} <= unhealthy, "those that are put aside as well may be left out"
+        assert bool(ranked) == bool(unhealthy)
 
 
 @given(requests(), backends(), st.randoms(use_true_random=False))
