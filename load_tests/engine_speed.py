@@ -7,6 +7,7 @@ second (prefill's floor). Nothing is loaded from disk; nothing outside torch and
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import torch
@@ -124,6 +125,19 @@ def prefill_flops(config: DenseConfig, tokens: int) -> float:
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens
     return 2.0 * per_token * tokens + attention + 2.0 * config.vocab_size * config.hidden_size
+
+
+def steps_of(batches: SequenceOf[int], prompts: SequenceOf[int], vocab_size: int) -> dict[str, tuple[int, StepInput]]:
+    """Return decodes of batches behind DECODE_CONTEXT tokens each, and prompts of some lengths: by name, how many tokens a step computes, and it."""
+    blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
+    steps = {}
+    for batch in batches:
+        tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(batch)]
+        steps[f"decode {batch}"] = (batch, decode_step(tables, DECODE_CONTEXT + 1))
+    for length in prompts:
+        tokens = [i % vocab_size for i in range(length)]
+        steps[f"prompt {length}"] = (length, scratch_step(tokens, 0, BLOCK_SIZE)[0])
+    return steps
 
 
 def decode_step(tables: list[list[int]], num_tokens: int) -> StepInput:

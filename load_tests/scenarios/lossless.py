@@ -21,7 +21,6 @@ from safetensors import safe_open
 from engine.kv.layout import CacheLayout
 from engine.models.dense import load
 from engine.runner import ModelRunner
-from engine.step import scratch_step
 from engine.weights.bundle import BundleIdentity, CheckpointFacts, lay_out
 from engine.weights.filling import as_bytes
 from engine.weights.loader import WeightLoader
@@ -30,7 +29,7 @@ from engine.weights.storage import BundleMemory, BundleStorage
 from kernels.cpu import library, pages
 from kernels.lossless import Survey
 from load_tests.ceilings import Ceilings
-from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, decode_step
+from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
 from load_tests.records import spread, write_record
 
 SUBJECT = "lossless"
@@ -89,17 +88,7 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), _CPU)
     runners = [ModelRunner(model, layout, cache) for model in (plain, coded)]
     plain_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
-    blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
-    steps = {
-        f"decode {batch}": (
-            batch,
-            decode_step([list(range(i * blocks, (i + 1) * blocks)) for i in range(batch)], DECODE_CONTEXT + 1),
-        )
-        for batch in _BATCHES
-    }
-    steps |= {
-        f"prompt {n}": (n, scratch_step([i % config.vocab_size for i in range(n)], 0, BLOCK_SIZE)[0]) for n in _PROMPTS
-    }
+    steps = steps_of(_BATCHES, _PROMPTS, config.vocab_size)
     rows = {}
     for name, (tokens, step) in steps.items():
         works = [partial(compute, runner, step) for runner in runners]

@@ -19,7 +19,6 @@ import torch
 from engine.kv.layout import CacheLayout
 from engine.models.dense import load
 from engine.runner import ModelRunner
-from engine.step import scratch_step
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import Split
 from kernels.cpu import library
@@ -27,7 +26,7 @@ from kernels.int4 import Int4Weight
 from kernels.int8 import Int8Weight
 from kernels.weight import Weight
 from load_tests.ceilings import Ceilings
-from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, decode_step
+from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
 from load_tests.records import spread, write_record
 
 SUBJECT = "quantized"
@@ -96,17 +95,7 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     kv_tokens = max(max(_BATCHES) * (DECODE_CONTEXT + 2 * BLOCK_SIZE), *_PROMPTS) + BLOCK_SIZE
     cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), _CPU)
     runners = {name: ModelRunner(model, layout, cache) for name, model in models.items()}
-    blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
-    steps = {
-        f"decode {batch}": (
-            batch,
-            decode_step([list(range(i * blocks, (i + 1) * blocks)) for i in range(batch)], DECODE_CONTEXT + 1),
-        )
-        for batch in _BATCHES
-    }
-    steps |= {
-        f"prompt {n}": (n, scratch_step([i % config.vocab_size for i in range(n)], 0, BLOCK_SIZE)[0]) for n in _PROMPTS
-    }
+    steps = steps_of(_BATCHES, _PROMPTS, config.vocab_size)
     rows = {name: _compared(runners, step, tokens, rounds) for name, (tokens, step) in steps.items()}
     return {"projection_bytes": projections, "steps": rows}
 
