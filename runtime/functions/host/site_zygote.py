@@ -41,7 +41,7 @@ class SiteZygote:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={"LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2", "TZ": os.environ.get("TZ", "UTC"), **authorities()},
-                start_new_session=True,
+                process_group=0,
             )
         process = self._process
         self._connection = ZygoteConnection(ours, lambda: process.pid, lambda why: None)

@@ -10,6 +10,7 @@ import platform
 import signal
 import struct
 import sys
+import termios
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -100,6 +101,12 @@ def pivot_root_here() -> None:
 def prctl(option: int, argument: int = 1, second: object = 0) -> None:
     result = _libc.prctl(option, ctypes.c_ulong(argument), second, 0, 0)
     _checked(f"prctl({option})", result)
+
+
+def give_up_terminal() -> None:
+    """Leave the controlling terminal, if there is one. A process that leads no session cannot get another, nor can its children."""
+    with suppress(OSError), open("/dev/tty", "rb") as terminal:
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
 
 
 def drop_capabilities() -> None:

@@ -46,6 +46,7 @@ THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the func
 def main(control_fd: int) -> None:
     """Run the site's zygote."""
     system.prctl(system.PR_SET_CHILD_SUBREAPER)
+    system.give_up_terminal()
     _settle()
     ForkServer(socket.socket(fileno=control_fd), _function_zygote).run()
 
@@ -138,7 +139,7 @@ class ForkServer:
         """Run as the forked child. Never returns."""
         status = 1
         try:
-            os.setsid()
+            os.setpgid(0, 0)  # no session of its own: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0

@@ -44,6 +44,30 @@ async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_ther
             assert pool.num_started == 0
 
 
+async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_its_session_and_cannot_leave_it(
+    served: Served,
+) -> None:
+    served.add(
+        """
+        import os
+        from workers import WorkerEntrypoint, Response
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                try:
+                    os.setsid()
+                except PermissionError:
+                    return Response("stays")
+                return Response("has left")
+        """
+    )
+    assert await served.get("/") == b"stays"
+    child = served.functions.pools["f"].isolates[0].process.child
+    assert child is not None
+    assert os.getsid(child.pid) == os.getsid(0)
+    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal is the site's alone
+
+
 async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
     served.add(
         """

@@ -1,13 +1,16 @@
 """What code that a function's zygote has imported may do there, and what its reports are believed: packages of an author who means harm."""
 
 import asyncio
+import errno
 import os
+import pty
 import socket
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
+from runtime.functions.host import system
 from runtime.functions.host.control_messages import Confined, Died, Failed, ForkIsolate, Report, Started
 from runtime.functions.host.processes import descendants
 from runtime.functions.host.zygote_client import FORGED, ChildProcess, ZygoteConnection
@@ -209,3 +212,20 @@ async def test_what_cannot_be_ends_the_zygote_that_says_it(
 
 async def _closed(link: ZygoteConnection) -> None:
     await eventually(lambda: link.closed)
+
+
+def test_what_is_forked_by_a_site_that_was_started_in_a_terminal_cannot_speak_to_that_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:  # leads a session with a terminal
+        forked = os.fork()
+        if forked == 0:
+            os.close(os.open("/dev/tty", os.O_RDONLY))  # as it was born
+            system.give_up_terminal()
+            try:
+                os.open("/dev/tty", os.O_RDONLY)
+            except OSError as error:
+                os._exit(7 if error.errno == errno.ENXIO else 8)
+            os._exit(9)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    os.close(terminal)
