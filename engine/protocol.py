@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 1)  # of the protocol
+VERSION = (3, 2)  # of the protocol
 PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -22,7 +22,8 @@ ErrorCode = Literal[
     "model_not_found",  # the host holds no model of that name
     "model_load_failed",  # the checkpoint is missing, truncated, misshapen or unsupported
     "context_length_exceeded",  # the prompt, or prompt + 1 token, does not fit the model's context or the KV cache
-    "invalid_request",  # a token id outside the vocabulary, an empty prompt, a duplicate sequence id
+    "invalid_request",  # a token id outside the vocabulary, an empty prompt, a duplicate sequence id, an image that cannot be read
+    "images_missing",  # an image was sent without its data, and this host does not have it: send it once more with data
     "overloaded",  # the waiting queue is full
     "engine_error",  # a step failed, logits were not finite, or the host died
 ]
@@ -149,6 +150,16 @@ class AdapterSource(_Value, frozen=True):
     digest: str  # of its files (engine/peft.py): what is cached under it was computed with these
 
 
+class PromptImage(_Value, frozen=True):
+    """An image, and the run of a prompt's tokens that stand for it (engine/image_prompt.py). Within the run each placeholder's embedding is the
+    image's next one; other tokens there separate tiles."""
+
+    position: int  # of the run's first placeholder
+    num_tokens: int  # from there to its last one
+    digest: bytes  # sha256 of the file
+    data: bytes = b""  # the file; b"": this host is believed to have it
+
+
 class Submit(_Value, frozen=True, tag=True):
     """Start a sequence. A continuation is a Submit whose prompt ends in the tokens already delivered: positions, hence random numbers, agree."""
 
@@ -173,6 +184,7 @@ class Submit(_Value, frozen=True, tag=True):
     fetch_from: BlockSource | None = None
     hands_over: bool = False  # another host fetches the prompt's blocks from here, under this sequence's id
     adapter: AdapterSource | None = None  # None: the model as it is
+    images: tuple[PromptImage, ...] = ()  # in the order of their positions
 
 
 class Abort(_Value, frozen=True, tag=True):

@@ -29,6 +29,7 @@ ENGINE_CLIENT_HALF = {
     "tokenizer",
     "chat_template",
     "formats",
+    "image_prompt",
     "gpu_state",
     "planning",
     "errors",

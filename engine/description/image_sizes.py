@@ -1,0 +1,122 @@
+"""From an image's width and height to what an encoder sees of it: the size it is brought to, and how many embeddings come of it.
+
+The rules are those of the checkpoints' own processors, by the keys of their preprocessor_config.json. Knows numbers alone: prompts are laid out by
+these without an image being read (engine/image_prompt.py), and images are prepared by the same (engine/vision).
+"""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from engine.errors import CheckpointError
+from engine.weights.config import flag, number, positive_int
+
+
+class TileGrid(NamedTuple):
+    """How an image is cut into tiles. One of several tiles is followed by the whole image in a tile of its own."""
+
+    rows: int
+    columns: int
+    width: int  # to which the image is resized; the rest of the tiles is empty
+    height: int
+
+    @property
+    def num_tiles(self) -> int:
+        return self.rows * self.columns + (self.rows * self.columns > 1)
+
+
+class TiledImages(NamedTuple):
+    """Llama 4's rule: the canvas of at most `max_tiles` square tiles that changes the image's size least."""
+
+    tile_size: int
+    max_tiles: int
+    fills_canvas: bool  # small images grow to the largest canvas, too
+    tile_tokens: int  # embeddings of a tile
+    patch_size: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "TiledImages":
+        """Read Llama 4's config.json and preprocessor_config.json. Raises CheckpointError."""
+        vision = config["vision_config"]
+        patch, tile = positive_int(vision, "patch_size", 14), positive_int(vision, "image_size", 336)
+        size = processor.get("size") or {}
+        if size and (size.get("height"), size.get("width")) != (tile, tile):
+            raise CheckpointError(
+                f"preprocessor_config.json has size = {size!r}; the vision tower takes tiles of {tile}"
+            )
+        shrinks = number(vision, "pixel_shuffle_ratio", 0.5)
+        tokens = (tile // patch) ** 2 * shrinks**2
+        if tokens < 1 or tokens != int(tokens):
+            raise CheckpointError(
+                f"config.json has pixel_shuffle_ratio = {shrinks}; it must divide {tile // patch} patches"
+            )
+        max_tiles = positive_int(processor, "max_patches", 16)
+        return cls(tile, max_tiles, flag(processor, "resize_to_max_canvas", False), int(tokens), patch)
+
+    def grid(self, width: int, height: int) -> TileGrid:
+        side = self.tile_size
+        rows, columns = _best_canvas(width, height, side, self.max_tiles, self.fills_canvas)
+        inner_width, inner_height = columns * side, rows * side
+        if not self.fills_canvas:  # no image grows beyond one tile
+            inner_width, inner_height = min(max(width, side), inner_width), min(max(height, side), inner_height)
+        by_width, by_height = inner_width / width, inner_height / height
+        if by_width < by_height:
+            inner_height = min(math.floor(height * by_width), inner_height)
+        else:
+            inner_width = min(math.floor(width * by_height), inner_width)
+        return TileGrid(rows, columns, max(inner_width, 1), max(inner_height, 1))
+
+
+class PatchGrid(NamedTuple):
+    """The patches of an image that keeps its proportions."""
+
+    rows: int
+    columns: int
+    width: int  # to which the image is resized; the rest of the patches is empty
+    height: int
+
+
+class PatchedImages(NamedTuple):
+    """Kimi's rule: an image as it is, shrunk to `max_patches`, and to `max_side` of them in a row; `merge` squared patches are one embedding."""
+
+    patch_size: int
+    merge: int
+    max_patches: int
+    max_side: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "PatchedImages":
+        """Read K2.5's config.json and preprocessor_config.json, whose keys are Moonshot's (media_proc_cfg) or those of transformers. Raises
+        CheckpointError."""
+        vision = config["vision_config"]
+        own = processor.get("media_proc_cfg") or {}
+        merge = vision.get("merge_kernel_size") or [2, 2]
+        if not isinstance(merge, list | tuple) or len(set(merge)) != 1:
+            raise CheckpointError(f"config.json has merge_kernel_size = {merge!r}; supported are squares")
+        side = positive_int(own, "patch_limit_on_one_side", (processor.get("size") or {}).get("max_height", 512))
+        most = positive_int(own, "in_patch_limit", positive_int(processor, "max_patches", 16384))
+        return cls(positive_int(vision, "patch_size", 14), int(merge[0]), most, side)
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        patch, longest = self.patch_size, self.max_side * self.patch_size
+        num_patches = max(1, width // patch) * max(1, height // patch)
+        scale = min(1.0, math.sqrt(self.max_patches / num_patches), longest / height, longest / width)
+        new_width, new_height = (min(max(1, int(side * scale)), longest) for side in (width, height))
+        unit = self.merge * patch
+        return PatchGrid(-(-new_height // unit) * self.merge, -(-new_width // unit) * self.merge, new_width, new_height)
+
+    def num_tokens(self, width: int, height: int) -> int:
+        grid = self.grid(width, height)
+        return grid.rows * grid.columns // self.merge**2
+
+
+@lru_cache(maxsize=256)
+def _best_canvas(width: int, height: int, side: int, max_tiles: int, fills_canvas: bool) -> tuple[int, int]:
+    """Return the rows and columns of the canvas. One on which the image need not shrink wins, the one on which it grows least, or most with
+    `fills_canvas`; else the one on which it shrinks least. Of several the smallest."""
+    canvases = [(rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1)]
+    scales = {(rows, columns): min(rows * side / height, columns * side / width) for rows, columns in canvases}
+    growing = [scale for scale in scales.values() if scale >= 1]
+    best = (max(growing) if fills_canvas else min(growing)) if growing else max(scales.values())
+    return min((canvas for canvas in canvases if scales[canvas] == best), key=lambda canvas: canvas[0] * canvas[1])

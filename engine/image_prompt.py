@@ -1,0 +1,152 @@
+"""From the one placeholder that a chat template writes for an image to the run of tokens that the model was trained on.
+
+The counts are those of the checkpoint's own processor, by the image's width and height (engine/description/image_sizes.py): no image is read.
+Knows token ids; refuses to know pixels, files and torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from engine.description.image_sizes import PatchedImages, TiledImages
+from engine.errors import CheckpointError
+from engine.protocol import PromptImage
+from engine.weights.checkpoint import read_json
+from engine.weights.config import positive_int
+
+
+class ImagePromptError(Exception):
+    """The prompt and its images do not belong together; the message is a sentence for the user."""
+
+
+class SizedImage(NamedTuple):
+    """A file whose header has been read."""
+
+    width: int
+    height: int
+    digest: bytes  # sha256 of the file
+    data: bytes
+
+
+class ImageRun(NamedTuple):
+    """The tokens that stand for one image."""
+
+    token_ids: tuple[int, ...]
+    first: int  # the run's first placeholder
+    last: int
+
+
+class ImageTokens(Protocol):
+    """How one family writes an image."""
+
+    marker: int  # what a chat template writes for an image, as a token
+    placeholder: int  # whose embeddings are the image's
+
+    def run(self, width: int, height: int) -> ImageRun: ...
+
+
+class TiledTokens:
+    """Llama 4's: tiles in rows, separated, then the whole image behind a token of its own."""
+
+    def __init__(self, sizes: TiledImages, placeholder: int, token_id: Callable[[str], int]) -> None:
+        self.sizes = sizes
+        self.placeholder = placeholder
+        self.marker = token_id("<|image|>")
+        self._begin, self._end = token_id("<|image_start|>"), token_id("<|image_end|>")
+        self._next_tile, self._next_row = token_id("<|tile_x_separator|>"), token_id("<|tile_y_separator|>")
+
+    def run(self, width: int, height: int) -> ImageRun:
+        grid, tile = self.sizes.grid(width, height), (self.placeholder,) * self.sizes.tile_tokens
+        tiles: tuple[int, ...] = ()
+        if grid.num_tiles > 1:
+            row = ((*tile, self._next_tile) * grid.columns)[:-1]
+            tiles = (*row, self._next_row) * grid.rows
+        token_ids = (self._begin, *tiles, self.marker, *tile, self._end)
+        return ImageRun(token_ids, 1 if tiles else 2, len(token_ids) - 2)
+
+
+class PatchedTokens:
+    """Kimi's: the marker itself, once for each embedding."""
+
+    def __init__(self, sizes: PatchedImages, placeholder: int) -> None:
+        self.sizes = sizes
+        self.marker = self.placeholder = placeholder
+
+    def run(self, width: int, height: int) -> ImageRun:
+        count = self.sizes.num_tokens(width, height)
+        return ImageRun((self.placeholder,) * count, 0, count - 1)
+
+
+class ImagePlaceholders:
+    """Lays out prompts with images for one model."""
+
+    def __init__(self, tokens: ImageTokens) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path, added_token_id: Callable[[str], int | None]) -> "ImagePlaceholders | None":
+        """Read a checkpoint's configuration; None: the model takes no images. `added_token_id`: the Tokenizer's. Raises CheckpointError."""
+        config = read_json(folder, "config.json")
+        make = next((_FAMILIES[name] for name in config.get("architectures") or () if name in _FAMILIES), None)
+        if make is None or not config.get("vision_config"):
+            return None
+
+        def token_id(text: str) -> int:
+            found = added_token_id(text)
+            if found is None:
+                raise CheckpointError(f"{folder} has no token {text}, by which images are written")
+            return found
+
+        return cls(make(config, read_processor(folder), token_id))
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Count the tokens of a prompt that an image of this size takes, separators included."""
+        return len(self._tokens.run(width, height).token_ids)
+
+    def expand(
+        self, token_ids: Sequence[int], images: Sequence[SizedImage]
+    ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Replace each image's marker in an encoded prompt by its run. Raises ImagePromptError where there are not as many of them as images."""
+        found = token_ids.count(self._tokens.marker)
+        if found != len(images):
+            raise ImagePromptError(
+                f"the prompt has {found} image placeholders and {len(images)} images; "
+                "the model's chat template has to write one for each image part"
+            )
+        expanded: list[int] = []
+        placed: list[PromptImage] = []
+        for token_id in token_ids:
+            if token_id != self._tokens.marker:
+                expanded.append(token_id)
+                continue
+            image = images[len(placed)]
+            run = self._tokens.run(image.width, image.height)
+            placed.append(PromptImage(len(expanded) + run.first, run.last - run.first + 1, image.digest, image.data))
+            expanded += run.token_ids
+        return tuple(expanded), tuple(placed)
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its image processor: preprocessor_config.json, or that part of processor_config.json; nothing where there is
+    neither. Raises CheckpointError."""
+    if (folder / "preprocessor_config.json").exists():
+        return read_json(folder, "preprocessor_config.json")
+    if (folder / "processor_config.json").exists():
+        return dict(read_json(folder, "processor_config.json").get("image_processor") or {})
+    return {}
+
+
+def _llama4(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: Callable[[str], int]) -> ImageTokens:
+    key = "image_token_id" if "image_token_id" in config else "image_token_index"
+    return TiledTokens(TiledImages.read(config, processor), positive_int(config, key, 200092), token_id)
+
+
+def _kimi(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: Callable[[str], int]) -> ImageTokens:
+    key = "image_token_id" if "image_token_id" in config else "media_placeholder_token_id"
+    return PatchedTokens(PatchedImages.read(config, processor), positive_int(config, key, 163605))
+
+
+_FAMILIES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], Callable[[str], int]], ImageTokens]] = {
+    "KimiK25ForConditionalGeneration": _kimi,
+    "Llama4ForConditionalGeneration": _llama4,
+}
