@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,17 @@ from engine.description.decoder_config import architecture
 from engine.errors import CheckpointError
 from engine.loading import choose_dtype
 from engine.models.registry import find_family
-from engine.weights.bundle import Bundle, BundleIdentity, config_digest, lay_out
+from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, config_digest, lay_out
 from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, packed_file
 from engine.weights.config import read_config, read_recipe
 from engine.weights.digests import fingerprint
-from engine.weights.filling import Job
+from engine.weights.filling import DTYPES, Job
 from engine.weights.formats.registry import read_format
 from engine.weights.loader import WeightLoader
-from engine.weights.lossless import CODED, CodedTensors, Matrix
-from engine.weights.packed import find_packed, pack, pack_coded, verify
-from engine.weights.storage import META, BundleMemory, CheckpointStorage, LayoutPlan
+from engine.weights.packed import find_packed, pack, pack_chunks, verify
+from engine.weights.source import CHUNKED
+from engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, LayoutPlan
 
 _BESIDE = (".json", ".jinja", ".txt", ".model")  # what a model needs beside its weights, and no other framework's
 _INDEX = "model.safetensors.index.json"
@@ -39,14 +39,15 @@ _PROGRESS_INTERVAL_S = 0.1
 
 @torch.inference_mode()
 def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool = False) -> Path:
-    """Pack the checkpoint in `directory` into `out` and return the bundle's path. `is_lossless`: its matrices in 12 bits. Raises CheckpointError."""
+    """Pack the checkpoint in `directory` into `out` and return the bundle's path. `is_lossless`: in coded chunks. What was packed so comes out as if
+    it had been packed without. Raises CheckpointError."""
+    if out.resolve() == directory.resolve():
+        raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
+    if (packed := packed_file(directory)) is not None:
+        return _unpack(packed, out, dtype_name, report, is_lossless)
     raw_config = read_config(directory)
     if read_recipe(directory, raw_config) is not None:
         raw_config["tie_word_embeddings"] = True
-    if packed_file(directory) is not None:
-        raise CheckpointError(f"{directory} is packed already")
-    if out.resolve() == directory.resolve():
-        raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     checkpoint = Checkpoint.open(directory)
@@ -70,7 +71,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     family.load(config, WeightLoader(storage, dtype, META, format), config.context_length)
     checkpoint.refuse_unrequested()
     _refuse_anothers(directory, out)
-    coded = identity._replace(dtype=identity.dtype + CODED)
+    coded = identity._replace(dtype=identity.dtype + CHUNKED)
     # refuses another model's, before anything of it is written over
     finished = find_packed(out, coded if is_lossless else identity)
     copy_beside(directory, out)
@@ -79,33 +80,41 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     elif finished is not None:
         path = finished
     else:
-        path = _pack_lossless(bundle, storage.jobs, coded, loader.matrices, out, report)
+        path = _pack_chunks(bundle, storage.jobs, coded, out, report)
     if fingerprint(directory).hex() != source:
         path.unlink()
         raise CheckpointError(f"{directory} was changed while it was read; pack it again")
     return path
 
 
-def _pack_lossless(
-    bundle: Bundle,
-    jobs: Sequence[Job],
-    identity: BundleIdentity,
-    matrices: Mapping[str, Matrix],
-    out: Path,
-    report: "Report",
-) -> Path:
+def _pack_chunks(bundle: Bundle, jobs: Sequence[Job], identity: BundleIdentity, out: Path, report: "Report") -> Path:
     """Pack beside the plain bundle, which is taken up where an earlier run was cut off, and is removed in the end."""
     beside = out / ".plain"
     beside.mkdir(exist_ok=True)
     with BundleFile.open(pack(bundle, jobs, beside, report.progress)) as plain:
-        memory = BundleMemory(plain.map(), plain.bundle)
-        tensors = CodedTensors({placed.spec.name: memory.tensor(placed) for placed in plain.bundle.tensors}, matrices)
-        list(tensors.survey())
-        path = pack_coded(
-            lay_out(identity, bundle.facts, tensors.specs, with_checksums=True), tensors, out, report.progress
-        )
+        path = pack_chunks(plain, identity, out, report.progress)
     shutil.rmtree(beside)
     return path
+
+
+def _unpack(packed: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool) -> Path:
+    try:
+        file = BundleFile.open(packed)
+    except WeightBundleError as error:
+        raise CheckpointError(f"{packed} cannot be used: {error}") from error
+    with file:
+        found = file.bundle
+        identity = found.identity._replace(dtype=found.identity.dtype.removesuffix(CHUNKED))
+        if is_lossless or not found.coded or dtype_name not in ("auto", identity.dtype):
+            raise CheckpointError(f"{packed.parent} is packed already, as {found.identity.dtype}")
+        bundle = lay_out(identity, found.facts, found.specs, with_checksums=True)
+        memory = BundleMemory(torch.empty(bundle.size, dtype=torch.uint8, device=META), bundle)
+        storage = BundleStorage(found, memory.take, packed)
+        for name, dtype, shape in found.specs:
+            storage.take(name, shape, DTYPES[dtype])
+        _refuse_anothers(packed.parent, out)
+        copy_beside(packed.parent, out)
+        return pack(bundle, storage.jobs, out, report.progress)
 
 
 class Report:

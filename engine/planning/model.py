@@ -15,6 +15,7 @@ from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, read_quantization
+from engine.weights.bundle import WeightBundleError, read_bundle
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json
 from engine.weights.config import quantization_method, read_recipe
 
@@ -138,7 +139,7 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
     here, else as its config.json implies. 0 where there is neither: the load will say why."""
     try:
         if (packed := packed_file(directory)) is not None:
-            return packed.stat().st_size
+            return _packed_bytes(packed)
         has_config, has_files = (directory / "config.json").exists(), any(directory.glob("*.safetensors"))
         config = read_json(directory, "config.json") if has_config else {}
         if has_config and (degrees.size > 1 or not has_files or quantization_method(config) is not None):
@@ -149,6 +150,16 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
         return numbers * ITEM_BYTES[choose_dtype_name(numbers, dtypes, on_cpu) if dtype == "auto" else dtype]
     except (CheckpointError, OSError, ValueError):
         return 0
+
+
+def _packed_bytes(packed: Path) -> int:
+    """Return what a bundle takes in memory: its own bytes, or what its coded chunks hold."""
+    with packed.open("rb") as file:
+        try:
+            bundle = read_bundle(file.fileno())
+        except WeightBundleError:  # the load will say it
+            return packed.stat().st_size
+    return sum(spec.num_bytes for spec in bundle.specs) if bundle.coded else bundle.size
 
 
 def _stored(directory: Path) -> frozenset[str] | None:

@@ -12,8 +12,10 @@ import os
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+CHUNK_VALUES = 1 << 20  # of a coded tensor; the last chunk has what is left
 VERSION = 1  # of the format, and of what the engine expects in it: raise it when a family fuses or orders its tensors differently
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
 _FORMAT = "pilotlight.bundle"
@@ -75,23 +77,41 @@ class Bundle(NamedTuple):
     tensors: tuple[PlacedTensor, ...]
     size: int  # of the file
     checksums: Mapping[str, str]  # by tensor; empty for a bundle in memory, which its writer vouches for
+    # Shapes of the bf16 tensors, by name, that lie in coded chunks (coded_chunks.py), which are tensors of bytes here: NAME~0, NAME~1 ...
+    coded: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @property
     def data_bytes(self) -> int:
         return sum(placed.spec.num_bytes for placed in self.tensors)
 
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The tensors that a model asks for, coded ones as they will be when they have been decoded."""
+        found = []
+        for placed in self.tensors:
+            name, _, number = placed.spec.name.rpartition("~")
+            if name not in self.coded:
+                found.append(placed.spec)
+            elif number == "0":
+                found.append(TensorSpec(name, "BF16", self.coded[name]))
+        return found
+
 
 def lay_out(
-    identity: BundleIdentity, facts: CheckpointFacts, specs: Iterable[TensorSpec], with_checksums: bool = False
+    identity: BundleIdentity,
+    facts: CheckpointFacts,
+    specs: Iterable[TensorSpec],
+    with_checksums: bool = False,
+    coded: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Bundle:
     """Return the layout of these tensors, in the order in which a model asks for them."""
     specs = tuple(specs)
     checksums = {spec.name: _CHECKSUM for spec in specs} if with_checksums else {}
     tensors, end = _place(specs, 0)
     # Offsets count from the end of the header, which ends on a page: they are the same whatever its length.
-    start = _whole(8 + len(_json(Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums), 0)), _PAGE)
+    start = _whole(8 + len(_json(Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded), 0)), _PAGE)
     tensors, end = _place(specs, start)
-    return Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums)
+    return Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded)
 
 
 def encode_header(bundle: Bundle) -> bytes:
@@ -124,18 +144,31 @@ def read_bundle(fd: int) -> Bundle:
     if version != str(VERSION):
         raise WeightBundleError(f"it has version {version}; this engine reads {VERSION}")
     if os.pread(fd, _SEAL_BYTES, size - _SEAL_BYTES) != encode_seal(header):
-        raise WeightBundleError("it is cut off, or its header was changed: its seal does not fit")
+        raise WeightBundleError(
+            f"it is cut off{_at_cut(described, size - 8 - length)}, or its header was changed: its seal does not fit"
+        )
     try:
         return _parse(described, metadata, 8 + length, size)
     except (ValueError, KeyError, TypeError) as error:
         raise WeightBundleError(f"its header is damaged: {error!r}") from None
 
 
+def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
+    """Name the first tensor that a file lacks the end of."""
+    try:
+        cut = next((name for name, entry in described.items() if int(entry["data_offsets"][1]) > data_bytes), None)
+    except (ValueError, KeyError, TypeError, IndexError):
+        cut = None
+    return "" if cut is None else f" in {cut}"
+
+
 def content_digest(bundle: Bundle) -> str:
     """Return the name of a packed file: the same for the same tensors, wherever and from whichever copy of the checkpoint they were packed."""
     identity = bundle.identity
-    content = [VERSION, identity.architecture, identity.dtype, identity.config]
+    content: list[Any] = [VERSION, identity.architecture, identity.dtype, identity.config]
     tensors = [[*placed.spec, bundle.checksums[placed.spec.name]] for placed in bundle.tensors]
+    if bundle.coded:
+        content.append(dict(bundle.coded))
     return blake2b(json.dumps([content, tensors]).encode(), digest_size=16).hexdigest()
 
 
@@ -176,6 +209,8 @@ def _json(bundle: Bundle, data_start: int) -> bytes:
         "dtypes": ",".join(facts.dtypes),
         "checksums": json.dumps(bundle.checksums),
     }
+    if bundle.coded:
+        metadata["coded"] = json.dumps(dict(bundle.coded))
     described: dict[str, Any] = {"__metadata__": metadata}
     end = data_start
     for i, placed in enumerate(bundle.tensors):
@@ -210,7 +245,12 @@ def _parse(described: dict[str, Any], metadata: dict[str, str], data_start: int,
         raise ValueError(f"its tensors end at byte {end}, the file at {size}")
     identity = BundleIdentity(*(str(metadata[key]) for key in BundleIdentity._fields))
     facts = CheckpointFacts(int(metadata["num_parameters"]), tuple(filter(None, metadata["dtypes"].split(","))))
-    return Bundle(identity, facts, tuple(tensors), size, dict(json.loads(metadata["checksums"])))
+    coded = {name: tuple(int(n) for n in shape) for name, shape in json.loads(metadata.get("coded", "{}")).items()}
+    for name, shape in coded.items():
+        last = -(-prod(shape) // CHUNK_VALUES) - 1
+        if min(shape, default=-1) < 0 or f"{name}~{last}" not in described or f"{name}~{last + 1}" in described:
+            raise ValueError(f"tensor {name} does not have the chunks of shape {list(shape)}")
+    return Bundle(identity, facts, tuple(tensors), size, dict(json.loads(metadata["checksums"])), coded)
 
 
 def _whole(num_bytes: int, unit: int) -> int:

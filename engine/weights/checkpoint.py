@@ -52,6 +52,7 @@ class StoredTensor(NamedTuple):
     start: int
     end: int
     inner: tuple[slice, ...] = ()  # of the dimensions behind the rows, where not all of them are wanted
+    is_coded: bool = False  # a chunk of coded_chunks.py
 
     def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
         row = (self.end - self.start) // self.shape[0]

@@ -170,18 +170,22 @@ class _Filler:
             and into.is_contiguous()
             and is_stored_as(into, job.stored[0])
         ):
-            self._read_into(job.stored[0].file, ranges[0][0], as_bytes(into))
+            self._read_into(job.stored[0], ranges[0], into, job.name)
             return into
         staged = []
-        buffer = staging.next(chunk.num_bytes + 64 * len(ranges))
+        sizes = [
+            into.nbytes if stored.is_coded else end - start
+            for stored, (start, end) in zip(job.stored, ranges, strict=True)
+        ]
+        buffer = staging.next(sum(sizes) + 64 * len(ranges))
         at = 0
-        for stored, (start, end) in zip(job.stored, ranges, strict=True):
-            part = buffer[at : at + end - start]
-            self._read_into(stored.file, start, as_bytes(part))
+        for stored, span, size in zip(job.stored, ranges, sizes, strict=True):
+            part = buffer[at : at + size]
+            self._read_into(stored, span, part, job.name)
             rows = (chunk.end - chunk.start,) if job.is_row_wise else stored.shape[:1]
             whole = part.view(DTYPES[stored.dtype]).view((*rows, *stored.shape[1:]))
             staged.append(whole[:, *stored.inner] if stored.inner else whole)
-            at = -(-(at + end - start) // 64) * 64
+            at = -(-(at + size) // 64) * 64
         if self._write is None:
             staging.send(into, staged, job.make or copy)
             return into
@@ -199,8 +203,19 @@ class _Filler:
         write(int(into.storage_offset()) * into.itemsize, as_bytes(flat))
         return made
 
-    def _read_into(self, file: Path, start: int, memory: memoryview) -> None:
-        read_into(self._open(file), file, start, memory)
+    def _read_into(self, stored: StoredTensor, span: tuple[int, int], into: torch.Tensor, name: str) -> None:
+        fd = self._open(stored.file)
+        if not stored.is_coded:
+            read_into(fd, stored.file, span[0], as_bytes(into))
+            return
+        from engine.weights.coded_chunks import decode_chunk  # few models need Zstandard
+
+        chunk = memoryview(bytearray(span[1] - span[0]))
+        read_into(fd, stored.file, span[0], chunk)
+        try:
+            decode_chunk(chunk, into.view(-1).view(torch.bfloat16))
+        except CheckpointError as error:
+            raise CheckpointError(f"chunk {name} cannot be used: {error}; fetch or pack it again") from None
 
     def _announce(self, file: Path, start: int, end: int) -> None:
         """Tell the system that these bytes are about to be checked: from a disk they come in one piece then, not page by page."""

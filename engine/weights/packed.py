@@ -13,27 +13,38 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import torch
 
 from engine.errors import CheckpointError
 from engine.weights.bundle import (
+    CHUNK_VALUES,
     Bundle,
     BundleIdentity,
     PlacedTensor,
+    TensorSpec,
     WeightBundleError,
     config_digest,
     content_digest,
     difference,
     encode_header,
     encode_seal,
+    lay_out,
 )
 from engine.weights.bundle_file import BundleFile, BundleWriter, free_bytes
 from engine.weights.checkpoint import PACKED_SUFFIX
+from engine.weights.coded_chunks import encode_chunk
 from engine.weights.filling import Job, ReadingProgress, as_bytes, fill
-from engine.weights.lossless import CodedTensors
+from engine.weights.storage import BundleMemory
 from kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # written, read back and journalled together: what a cut costs at most
 _READ_BYTES = 8 << 20
+_LEAST_CODED_BYTES = 64 << 10
+_CODED_TOGETHER = 32  # chunks, of at most 2 MiB each
+_WORTH = 0.95  # of a tensor's bytes: coded ones take no more
 
 
 def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
@@ -58,24 +69,23 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
     return path
 
 
-def pack_coded(bundle: Bundle, tensors: CodedTensors, out: Path, on_progress: ReadingProgress) -> Path:
-    """Write a packed bundle of tensors whose matrices are in 12 bits, and return its path. Raises CheckpointError."""
-    partial = out / f".{bundle.identity.source[:16]}-lossless.partial"
+def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress) -> Path:
+    """Write a packed bundle of the tensors of `plain`, in coded chunks where that is worth it, and return its path. Raises CheckpointError."""
+    partial = out / f".{identity.source[:16]}-lossless.partial"
     with _opened(partial) as fd:
-        done, checksums_of = 0, {}
         try:
-            os.ftruncate(fd, bundle.size)
-            new = BundleWriter(fd, bundle.size)
-            for placed in bundle.tensors:
-                digest, at = blake2b(digest_size=16), placed.start
-                for piece in tensors.pieces(placed.spec.name):
-                    content = as_bytes(piece)
-                    new.write(at, content)
-                    digest.update(content)
-                    at, done = at + len(content), done + len(content)
-                    on_progress(done, bundle.data_bytes)
-                checksums_of[placed.spec.name] = digest.hexdigest()
-            whole = _sealed(fd, new, bundle, checksums_of)
+            with TemporaryFile(dir=out) as spool:  # how long chunks are is known when they have been made
+                specs, coded = _spool(plain, spool, on_progress)
+                bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
+                os.ftruncate(fd, bundle.size)
+                new = BundleWriter(fd, bundle.size)
+                spool.seek(0)
+                for placed in bundle.tensors:
+                    for at in range(placed.start, placed.end, _READ_BYTES):
+                        new.write(at, memoryview(spool.read(min(_READ_BYTES, placed.end - at))))
+            os.fdatasync(fd)
+            done = {placed.spec.name: checksum for placed, checksum in checksums(fd, bundle.tensors)}
+            whole = _sealed(fd, new, bundle, done)
         except OSError as error:
             raise CheckpointError(
                 f"{partial} cannot be written: {error.strerror}; make room and run it again"
@@ -83,6 +93,36 @@ def pack_coded(bundle: Bundle, tensors: CodedTensors, out: Path, on_progress: Re
         path = out / f"{content_digest(whole)}{PACKED_SUFFIX}"
         durable.replace(partial, path)
     return path
+
+
+def _spool(
+    plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress
+) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
+    """Write the tensors one behind another, coded or as they are; return what each piece is, and the shapes of those that are coded."""
+    memory = BundleMemory(plain.map(), plain.bundle)
+    specs: list[TensorSpec] = []
+    coded: dict[str, tuple[int, ...]] = {}
+    done = 0
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for placed in plain.bundle.tensors:
+            spec, tensor = placed.spec, memory.tensor(placed)
+            begin, sizes = spool.tell(), []
+            if tensor.dtype == torch.bfloat16 and tensor.nbytes >= _LEAST_CODED_BYTES:
+                parts = torch.split(tensor.view(-1), CHUNK_VALUES)
+                for i in range(0, len(parts), _CODED_TOGETHER):
+                    for chunk in threads.map(encode_chunk, parts[i : i + _CODED_TOGETHER]):
+                        sizes.append(spool.write(chunk))
+            if sizes and sum(sizes) <= _WORTH * tensor.nbytes:
+                coded[spec.name] = spec.shape
+                specs += [TensorSpec(f"{spec.name}~{i}", "U8", (size,)) for i, size in enumerate(sizes)]
+            else:
+                spool.seek(begin)
+                spool.truncate()
+                spool.write(as_bytes(tensor))
+                specs.append(spec)
+            done += spec.num_bytes
+            on_progress(done, plain.bundle.data_bytes)
+    return specs, coded
 
 
 def find_packed(out: Path, identity: BundleIdentity) -> Path | None:

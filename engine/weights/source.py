@@ -22,6 +22,7 @@ from engine.weights.lossless import CODED
 log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CHUNKED = ", in coded chunks"  # behind the type, of what `pack --lossless` has made
 _AS_STORED = "tensors as the checkpoint has them"  # where other bundles name the type of theirs
 
 
@@ -59,7 +60,7 @@ class WeightSource:
     @property
     def packed_dtype(self) -> torch.dtype | None:
         """The one type that the checkpoint was packed for."""
-        return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype.removesuffix(CODED)]
+        return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype.removesuffix(CHUNKED)]
 
     @property
     def facts(self) -> CheckpointFacts:
@@ -136,4 +137,6 @@ class WeightSource:
             ) from error
         if file.bundle.identity.config != self._config:
             raise CheckpointError(f"{path.parent} was packed with another config.json; pack the model again")
+        if file.bundle.identity.dtype.removesuffix(CHUNKED) not in DTYPE_NAMES:
+            raise CheckpointError(f"{path} holds {file.bundle.identity.dtype}, an earlier form; pack the model again")
         return file

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import ITEM_BYTES, Bundle, PlacedTensor, TensorSpec, WeightBundleError
+from engine.weights.bundle import CHUNK_VALUES, ITEM_BYTES, Bundle, PlacedTensor, TensorSpec, WeightBundleError
 from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
 from engine.weights.filling import DTYPES, NAMES, Job, Make, is_stored_as, read_stored
@@ -180,20 +180,31 @@ class BundleStorage(_FilledStorage):
     """A bundle's tensors: to be filled from the `file`, or, without one, where `allocate` returns memory that holds them."""
 
     def __init__(self, bundle: Bundle, allocate: Allocate, file: Path | None = None) -> None:
-        super().__init__({placed.spec.name: placed.spec for placed in bundle.tensors}, allocate)
+        super().__init__({spec.name: spec for spec in bundle.specs}, allocate)
         self._file = file
+        self._coded = bundle.coded
         self._placed = {placed.spec.name: placed for placed in bundle.tensors}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return the tensor `name`. Raises WeightBundleError where the bundle has another tensor of this name, or none."""
-        wanted, placed = TensorSpec(name, NAMES[dtype], shape), self._placed.get(name)
-        if placed is None or placed.spec != wanted:
-            raise WeightBundleError(f"it holds {placed and placed.spec} where the model wants {wanted}")
+        wanted, found = TensorSpec(name, NAMES[dtype], shape), self._stored.get(name)
+        if found != wanted:
+            raise WeightBundleError(f"it holds {found} where the model wants {wanted}")
         into = super().take(name, shape, dtype)
-        if self._file is not None:
-            stored = StoredTensor(self._file, wanted.dtype, shape, placed.start, placed.end)
-            self.jobs.append(Job(f"{name} in {self._file.name}", (stored,), into))
+        if self._file is not None and name in self._coded:
+            for i, part in enumerate(torch.split(into.view(-1), CHUNK_VALUES)):
+                self._fill_from(self._file, f"{name}~{i}", part, is_coded=True)
+        elif self._file is not None:
+            self._fill_from(self._file, name, into, is_coded=False)
         return into
+
+    def _fill_from(self, file: Path, name: str, into: torch.Tensor, is_coded: bool) -> None:
+        placed = self._placed.get(name)
+        if placed is None:
+            raise WeightBundleError(f"it lacks {name}")
+        dtype, shape = NAMES[into.dtype], tuple(into.shape)
+        stored = StoredTensor(file, dtype, shape, placed.start, placed.end, is_coded=is_coded)
+        self.jobs.append(Job(f"{name} in {file.name}", (stored,), into, is_row_wise=not is_coded))
 
 
 class MetaStorage(_Described):
@@ -208,7 +219,7 @@ class MetaStorage(_Described):
         if packed is None:
             return cls(TensorSpec(name, at.dtype, at.shape) for name, at in index_checkpoint(directory).items())
         with BundleFile.open(packed) as file:
-            return cls(placed.spec for placed in file.bundle.tensors)
+            return cls(file.bundle.specs)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)

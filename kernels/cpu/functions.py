@@ -43,6 +43,7 @@ _SIGNATURES = {
     "program_free": "p",
     "lossless_survey": "ppplli",
     "lossless_encode": "ppppplli",
+    "join_planes": "ppl",
     "sum_words": "pli:q",  # (pointer, count of 32-bit words, threads)
 } | {f"{name}_{ending}": signature for name, signature in _OF_BOTH_TYPES.items() for ending in ("f32", "bf16")}
 _TYPES: dict[str, Any] = {

@@ -54,6 +54,7 @@ class Library:
         self.lossless_rows = _by_type(opened, "lossless_rows")
         self.lossless_survey = functions.find(opened, "lossless_survey")
         self.lossless_encode = functions.find(opened, "lossless_encode")
+        self.join_planes = functions.find(opened, "join_planes")
         self.coded_linear = _by_type(opened, "coded_linear")
         self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]

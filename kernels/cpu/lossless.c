@@ -118,4 +118,10 @@ void lossless_encode(const bf16 *w, uint8_t *palettes, int32_t *starts, uint8_t 
     const packing_12 a = {w, palettes, codes, starts, escapes, rows, columns, coded_row_bytes(columns)};
     share(encode, &a, (rows + PALETTE_ROWS - 1) / PALETTE_ROWS, threads);
 }
+
+// values [n] of planes: n exponents, then n bytes of a sign and a mantissa.
+void join_planes(const uint8_t *planes, bf16 *values, long n) {
+    const uint8_t *others = planes + n;
+    for (long i = 0; i < n; i++) values[i] = (bf16)((others[i] & 0x80) << 8 | planes[i] << 7 | (others[i] & 0x7F));
+}
 #endif

@@ -107,6 +107,14 @@ def encode(library: Library, plain: Tensor, into: "LosslessWeight") -> bool | No
     return True
 
 
+def join_planes(library: Library, into: Tensor, planes: bytes) -> bool | None:
+    """planes as planes.py has them -> into [n]; True when done."""
+    if into.dtype != torch.bfloat16 or into.ndim != 1 or len(planes) != into.nbytes or not into.is_contiguous():
+        return None
+    library.join_planes(planes, into.data_ptr(), len(into))
+    return True
+
+
 def _is_plain(plain: Tensor) -> bool:
     return (
         plain.dtype == torch.bfloat16 and plain.is_cpu and plain.is_contiguous() and plain.ndim == 2 and not plain.data_ptr() & 1

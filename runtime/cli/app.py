@@ -325,7 +325,12 @@ def tail(
 
 @app.command(rich_help_panel=INFERENCE)
 def pack(
-    model: Annotated[str, typer.Argument(help="A checkpoint's directory, a Hugging Face hub id, or embedded:ember.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's directory, a Hugging Face hub id, embedded:ember, or a directory packed with --lossless."
+        ),
+    ],
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     out: Annotated[
         Path | None,
@@ -337,7 +342,8 @@ def pack(
     lossless: Annotated[
         bool,
         typer.Option(
-            "--lossless", help="bf16 matrices in 12 bits, for CPUs: a quarter smaller, with the same answers."
+            "--lossless",
+            help="bf16 a third smaller, to be decoded at each load; packed again without, it is plain again.",
         ),
     ] = False,
 ) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import CheckpointError
 from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loading import LoadedModel, load_model
-from engine.packing import Report, pack_directory
 from engine.protocol import Lossless, ModelSpec
 from engine.weights import load as weight_load
 from engine.weights import lossless, relocation
@@ -20,7 +18,6 @@ from engine.weights.bundle import WeightBundleError
 from engine.weights.bundle_file import BundleFile
 from engine.weights.loader import WeightLoader
 from engine.weights.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
-from engine.weights.packed import verify
 from engine.weights.relocation import Relocation
 from kernels import lossless_speed
 from kernels.lossless import LosslessWeight, pack_lossless
@@ -237,34 +234,3 @@ def test_only_a_bundle_is_looked_at_for_codes() -> None:
     loader = WeightLoader(storage, torch.bfloat16, torch.device("cpu"))
     assert loader._coded("m.weight", 8, Matrix(128)) is None
     assert loader.matrices == {"m.weight": Matrix(128)}
-
-
-@pytest.mark.parametrize("name", ["llama, biased", "mixtral, two of five experts"])
-def test_a_model_packed_in_12_bits_is_used_where_it_lies(
-    name: str, tmp_path: Path, kept_at: Path, memory: KvMemory
-) -> None:
-    write_family(tmp_path / "model", name, torch.bfloat16)
-    plain = load(tmp_path / "model", None, memory, "off")
-    assert has_moved(plain)
-    expected, out = answers(plain, close=True), tmp_path / "packed"
-    path = pack_directory(tmp_path / "model", out, "bfloat16", Report(), is_lossless=True)
-    assert coded_tensors(path)
-    assert not (out / ".plain").exists()
-    verify(path, lambda done, total: None)
-    assert pack_directory(tmp_path / "model", out, "bfloat16", Report(), is_lossless=True) == path
-    for kept, is_mapped in ((None, True), (kept_at, False), (kept_at, True)):
-        loaded = load(out, kept, memory, "auto", "auto")
-        assert (loaded.engine.info.mapped, loaded.engine.info.dtype) == (is_mapped, "bfloat16")
-        assert_same(answers(loaded, close=True), expected)
-    with path.open("r+b") as opened:
-        opened.seek(path.stat().st_size // 2)
-        opened.write(b"damage")
-    with pytest.raises(CheckpointError, match="is damaged in"):
-        verify(path, lambda done, total: None)
-
-
-def test_what_cannot_be_packed_in_12_bits_is_refused(tmp_path: Path) -> None:
-    write_llama(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="is packed as float32: --lossless is for plain weights in bfloat16"):
-        pack_directory(tmp_path / "model", tmp_path / "packed", "float32", Report(), is_lossless=True)
-    assert not (tmp_path / "packed").exists()
