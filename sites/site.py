@@ -226,7 +226,10 @@ class ModelConfig(Table, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(min_length=1, max_length=200, description="what requests call it")]
     source: Annotated[
-        str, Meta(description='"embedded:ember", a directory, the URL of a packed one, or a Hugging Face hub id')
+        str,
+        Meta(
+            description='"embedded:ember", a directory, a GGUF file, the URL of a packed one, or a Hugging Face hub id'
+        ),
     ]
     aliases: Annotated[tuple[str, ...], Meta(description="further names for the same model")] = ()
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

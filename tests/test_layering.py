@@ -34,6 +34,7 @@ ENGINE_CLIENT_HALF = {
     "planning",
     "errors",
     "peft",
+    "gguf",
 }
 
 

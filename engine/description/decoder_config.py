@@ -172,7 +172,9 @@ class DecoderConfig:
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             context_length=positive_int(config, "max_position_embeddings"),
-            norm=NormKind(number(config, "rms_norm_eps", default_eps), norm_offset),
+            norm=NormKind(
+                number(config, "rms_norm_eps", default_eps), norm_offset, flag(config, "norm_offset_included", False)
+            ),
             tied=flag(config, "tie_word_embeddings", default_tied),
             rotary=rotary or (read_rotary_rule(config),),
             layers=layers or (LayerKind(),) * positive_int(config, "num_hidden_layers"),

@@ -50,3 +50,4 @@ class GroupedRouting(NamedTuple):
 class NormKind(NamedTuple):
     eps: float
     offset: float = 0.0  # added to the stored weight: Gemma stores what is to be added to one
+    is_added: bool = False  # in the file already

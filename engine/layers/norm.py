@@ -58,4 +58,4 @@ def _loader_for(loader: WeightLoader, kind: NormKind) -> WeightLoader:
 
 
 def _add_offset(stored: torch.Tensor, kind: NormKind) -> torch.Tensor:
-    return stored.float() + kind.offset if kind.offset else stored
+    return stored.float() + kind.offset if kind.offset and not kind.is_added else stored

@@ -16,7 +16,7 @@ from engine.kv.layout import CachedLayer
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, read_quantization
 from engine.weights.bundle import WeightBundleError, read_bundle
-from engine.weights.checkpoint import index_checkpoint, packed_file, read_json
+from engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
 from engine.weights.config import quantization_method, read_recipe
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
@@ -140,7 +140,7 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
     try:
         if (packed := packed_file(directory)) is not None:
             return _packed_bytes(packed)
-        has_config, has_files = (directory / "config.json").exists(), any(directory.glob("*.safetensors"))
+        has_config, has_files = (directory / "config.json").exists(), bool(weight_files(directory))
         config = read_json(directory, "config.json") if has_config else {}
         if has_config and (degrees.size > 1 or not has_files or quantization_method(config) is not None):
             model = read_model(directory, dtype, on_cpu)
@@ -164,6 +164,6 @@ def _packed_bytes(packed: Path) -> int:
 
 def _stored(directory: Path) -> frozenset[str] | None:
     """Return the types of the checkpoint's tensors; None where it is not here yet."""
-    if packed_file(directory) is not None or not any(directory.glob("*.safetensors")):
+    if packed_file(directory) is not None or not weight_files(directory):
         return None
     return frozenset(tensor.dtype for tensor in index_checkpoint(directory).values())

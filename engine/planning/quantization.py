@@ -25,6 +25,7 @@ class Quantization(NamedTuple):
     ignored: tuple[str, ...] = ()  # as config.json lists them: names, parts of names, or "re:" and a pattern
     of_experts: bool = False  # nothing else is in it
     is_float: bool = False
+    on_cpu_alone: bool = False  # products of GPUs read none
 
     def holds(self, shape: WeightShape) -> bool:
         """Tell whether the checkpoint has this matrix in the format."""
@@ -34,7 +35,7 @@ class Quantization(NamedTuple):
 
     def stays_packed(self, on_cpu: bool) -> bool:
         """Tell whether products read such matrices as they are. (On a CPU whose C library can be built and has its vector instructions.)"""
-        return self.bits == 4 or self.is_float != on_cpu
+        return on_cpu if self.on_cpu_alone else self.bits == 4 or self.is_float != on_cpu
 
     def require_whole_groups(self, shape: WeightShape, columns: int) -> None:
         """Raise CheckpointError where a rank's columns cut those under one scale."""
@@ -69,6 +70,8 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         group = described.get("group_size", described.get("q_group_size", 128))
         has_zeros = bool(described.get("zero_point", True)) if method == "awq" else not described.get("sym", True)
         return Quantization(method, 4, None if group == -1 else group, zero_bytes=int(has_zeros), ignored=ignored)
+    if method == "gguf" and (bits := described.get("bits")) is not None:
+        return Quantization(method, bits, _BLOCK, on_cpu_alone=True)
     if method != "compressed-tensors":
         return None
     groups = described.get("config_groups")

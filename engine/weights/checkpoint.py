@@ -19,6 +19,8 @@ from engine.weights.bundle import ITEM_BYTES, CheckpointFacts
 from engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
+# A GGUF file, and where in it which tensors are: in the directories that engine/gguf makes.
+GGUF_FILE, GGUF_INDEX = "model.gguf", "model.gguf.index"
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
 _MAX_HEADER_BYTES = 100 << 20
 # File systems by Linux's names. What a program serves ("fuse", "fuse.sshfs") may come from anywhere.
@@ -125,12 +127,20 @@ def packed_file(directory: Path) -> Path | None:
     return found[0] if found else None
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that weights lie in."""
+    return sorted([*directory.glob("*.safetensors"), *directory.glob(GGUF_FILE)])
+
+
 def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """Return every tensor of the directory's checkpoint, by name. Raises CheckpointError."""
     index_file = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.exists():
         return _read_header(single)
+    if (directory / GGUF_INDEX).exists():
+        listed, file = read_json(directory, GGUF_INDEX), directory / GGUF_FILE
+        return {name: _stored_tensor(file, name, entry, 0, file.stat().st_size) for name, entry in listed.items()}
     if not index_file.exists():
         raise CheckpointError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
     weight_map = _weight_map(index_file)

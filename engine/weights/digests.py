@@ -1,6 +1,6 @@
 """What tells a checkpoint's bytes from others without trusting its files: a fingerprint for caches, and digests of the first load for later ones.
 
-Keys and values may be used again only with the very weights that computed them. The fingerprint covers config.json, and of every safetensors file
+Keys and values may be used again only with the very weights that computed them. The fingerprint covers config.json, and of every file of weights
 its name, size, time of change, header and a sample of its data: tens of milliseconds where a full digest would take as long as loading. The time of
 change catches an edit between the samples; files that were merely copied anew cost a cold cache, not a wrong answer.
 
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from engine.errors import CheckpointError
+from engine.weights.checkpoint import weight_files
 from kernels.cpu import durable
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def fingerprint(directory: Path) -> bytes:
     """Return the 32 bytes that name a checkpoint's weights. Raises OSError where the directory holds none that can be read."""
     digest = blake2b(digest_size=32)
     digest.update(blake2b((directory / "config.json").read_bytes()).digest())
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in weight_files(directory):
         digest.update(_of_file(file))
     return digest.digest()
 
@@ -92,7 +93,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
     """Compare files with the record of their first load, or make one. False: a file is damaged, and the log says which. Raises OSError."""
     path = _record_of(directory, folder)
     before, now = _read(path), {}
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in weight_files(directory):
         known, status = before.get(file.name), file.stat()
         found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause), status.st_ino)
         if not found.is_of(file.stat()):
@@ -115,7 +116,7 @@ def verify_in_background(
     directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
 ) -> None:
     """Verify in a thread, once in a process for each state of the files."""
-    key = (directory, *((file.name, file.stat().st_mtime_ns) for file in sorted(directory.glob("*.safetensors"))))
+    key = (directory, *((file.name, file.stat().st_mtime_ns) for file in weight_files(directory)))
     if key in _begun:
         return
     _begun.add(key)

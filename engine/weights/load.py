@@ -16,7 +16,7 @@ from engine.phases import Phases
 from engine.protocol import Lossless
 from engine.weights.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
 from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached, new_bundle
-from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local
+from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.loader import WeightLoader, WeightStorage
 from engine.weights.lossless import Matrix, plain_bytes
@@ -246,7 +246,11 @@ class WeightLoad(Generic[ModelT]):
         """Map what is stored as the model wants it; None where the model is small, or that is too little of it. `path`: of the bundle that the
         weights move to."""
         source = self._source
-        if self._device.type != "cpu" or source.stays_packed(self._device) or not is_local(source.directory):
+        if (
+            self._device.type != "cpu"
+            or source.stays_packed(self._device)
+            or not all(map(is_local, weight_files(source.directory)))
+        ):
             return None
         plan = self._plan(source.checkpoint)
         wanted, in_files = plan.tensors, plan.in_files

@@ -28,7 +28,7 @@ llama_cpp() {
     mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
         tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
         cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF &&
-        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server
+        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server llama-quantize
 }
 
 # Wheels only. LiteLLM's 1.107 was published with foreign code in it and withdrawn: its line before that is taken.
@@ -42,9 +42,14 @@ for pair in "litellm=litellm[proxy]>=1.106,<1.107" "sglang-router=sglang-router=
 done
 [ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"
 [ -x "$folder/transformers/bin/transformers" ] || transformers >"$folder/transformers.log" 2>&1 || fail "transformers' server" "$folder/transformers.log"
-ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-batched-bench >/dev/null 2>&1 ||
+ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-quantize >/dev/null 2>&1 ||
     (llama_cpp) >"$folder/llama.log" 2>&1 || fail llama.cpp "$folder/llama.log"
 cd "$root" || exit 1
 gguf=$(ls -d "$folder"/llama/*/vendor/llama.cpp/gguf-py 2>/dev/null)
 "$python" -m load_tests.peers.checkpoint "$folder/checkpoint" ${gguf:+--gguf "$gguf"} || exit 1
+for kind in Q8_0 Q4_K_M; do
+    [ -z "$gguf" ] || [ -e "$folder/checkpoint/$kind.gguf" ] ||
+        "$gguf/../build/bin/llama-quantize" "$folder/checkpoint/model.gguf" "$folder/checkpoint/$kind.gguf" "$kind" >>"$folder/llama.log" 2>&1 ||
+        fail "llama.cpp's $kind" "$folder/llama.log"
+done
 exit $missing

@@ -1,26 +1,37 @@
-"""A model on this CPU with weights in bf16 and with the same shapes in codes of eight and four bits, step by step in turns.
+"""A model on this CPU with weights in bf16 and with the same shapes in codes of eight and four bits, step by step in turns; of the 0.5b
+beside llama.cpp's q8_0 and q4_K_M, of which it reads the former's file, too (make peers).
 
-    python -m load_tests.scenarios.quantized                       0.5b, some four minutes
+    python -m load_tests.scenarios.quantized                       0.5b, some five minutes
     python -m load_tests.scenarios.quantized --shape 8b --rounds 3
 
 Decode steps of each batch and prompts are timed by turns; the figure is the median of the rounds' ratios to bf16. Numbers are random, which no step
-can tell; embedding and head stay in bf16, as `pilotlight quantize` leaves them.
+can tell; embedding and head stay in bf16, as `pilotlight quantize` leaves them. llama.cpp times itself, as long as a look at ours takes.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 
+from engine.description.dense import DenseConfig
+from engine.gguf.directory import directory_of
 from engine.kv.layout import CacheLayout
+from engine.models.decoder import Decoder
 from engine.models.dense import load
 from engine.runner import ModelRunner
+from engine.weights.checkpoint import Checkpoint
+from engine.weights.config import read_config
+from engine.weights.filling import fill
+from engine.weights.formats.registry import read_format
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import Split
+from engine.weights.storage import CheckpointStorage, on_device
 from kernels.cpu import library
 from kernels.int4 import Int4Weight
 from kernels.int8 import Int8Weight
@@ -28,13 +39,17 @@ from kernels.weight import Weight
 from load_tests.ceilings import Ceilings
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
 from load_tests.records import spread, write_record
+from load_tests.scenarios.engines import ROOT, LlamaCpp, Task
 
 SUBJECT = "quantized"
 _CPU = torch.device("cpu")
 _WARM_UPS = 6  # a step is recorded when it is launched for the fourth time
 _BATCHES, _PROMPTS = (1, 4, 16), (512,)
 _LEAST_S = 0.15  # of steps between two looks at the clock
+_SHAPE_OF_PEERS, _PEERS_TOKENS = "0.5b", 16  # load_tests/peers/checkpoint.py's
 _FORMS = {"int8 by row": (8, 0), "int8 by 32": (8, 32), "int4 by 32": (4, 32), "int4 by 128": (4, 128)}
+
+Look = Callable[[], float]  # seconds of a step
 
 
 class _CodedLoader(WeightLoader):
@@ -68,6 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -77,13 +93,50 @@ def main() -> int:
         return 3
     results: dict[str, Any] = {"shape": options.shape, "threads": options.threads}
     results["ceilings"] = Ceilings(_CPU, (torch.bfloat16,)).measure().summary()
-    results |= _speeds(options.shape, options.rounds)
+    results |= _speeds(options.shape, options.rounds, Peers.find(options.peers, options.shape, options.threads))
     _show(results)
     print(f"Record: {write_record(SUBJECT, results)}")
     return 0
 
 
-def _speeds(shape: str, rounds: int) -> dict[str, Any]:
+class Peers(NamedTuple):
+    """llama.cpp, and its files of the same shape by type."""
+
+    files: dict[str, Path]
+    program: Path
+    threads: int
+
+    @classmethod
+    def find(cls, folder: Path, shape: str, threads: int) -> "Peers | None":
+        program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
+        files = {kind: folder / "checkpoint" / f"{kind}.gguf" for kind in ("Q8_0", "Q4_K_M")}
+        if shape != _SHAPE_OF_PEERS or program is None or not all(file.exists() for file in files.values()):
+            return None
+        return cls(files, program, threads)
+
+    def looks(self) -> "dict[str, Look]":
+        """Return what decodes a sequence behind as many tokens as ours, by name."""
+        task = Task("decode", 1, DECODE_CONTEXT)
+        found: dict[str, Look] = {}
+        for kind, file in self.files.items():
+            engine = LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))
+            found[f"llama.cpp {kind.lower()}"] = lambda engine=engine: (
+                1 / engine.run(task, 1, _PEERS_TOKENS).tokens_per_s
+            )
+        return found
+
+
+def _read_here(file: Path, folder: Path, config: DenseConfig) -> Decoder:
+    """Load a GGUF file's model, its codes as they are."""
+    directory = directory_of(file, folder)
+    storage = CheckpointStorage(Checkpoint.open(directory), on_device(_CPU))
+    loader = WeightLoader(storage, torch.bfloat16, _CPU, read_format(read_config(directory)), keeps_packed=True)
+    model = load(config, loader, config.context_length)
+    fill(storage.jobs, storage.tasks)
+    return model
+
+
+def _speeds(shape: str, rounds: int, peers: Peers | None) -> dict[str, Any]:
     config = SHAPES[shape]
     models = {"bf16": load(config, WeightLoader(RandomWeights(_CPU), torch.bfloat16, _CPU), config.context_length)}
     projections = {}
@@ -91,30 +144,45 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
         loader = _CodedLoader(RandomWeights(_CPU), bits, group)
         models[name] = load(config, loader, config.context_length)
         projections[name] = loader.num_bytes
+    if peers is not None:
+        with TemporaryDirectory() as folder:
+            models["q8_0 file"] = _read_here(peers.files["Q8_0"], Path(folder), config)
     layout = CacheLayout(config.cached_layers, BLOCK_SIZE, torch.bfloat16, config.context_length)
     kv_tokens = max(max(_BATCHES) * (DECODE_CONTEXT + 2 * BLOCK_SIZE), *_PROMPTS) + BLOCK_SIZE
     cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), _CPU)
     runners = {name: ModelRunner(model, layout, cache) for name, model in models.items()}
     steps = steps_of(_BATCHES, _PROMPTS, config.vocab_size)
-    rows = {name: _compared(runners, step, tokens, rounds) for name, (tokens, step) in steps.items()}
+    rows = {}
+    for name, (tokens, step) in steps.items():
+        looks = {form: _look(partial(compute, runner, step)) for form, runner in runners.items()}
+        if peers is not None and name == "decode 1":
+            looks |= peers.looks()
+        rows[name] = _compared(looks, tokens, rounds)
     return {"projection_bytes": projections, "steps": rows}
 
 
-def _compared(runners: dict[str, ModelRunner], step: Any, tokens: int, rounds: int) -> dict[str, Any]:
-    works = {name: partial(compute, runner, step) for name, runner in runners.items()}
-    times, taken = {}, {name: [] for name in works}  # type: ignore[var-annotated]
-    for name, work in works.items():
-        for _ in range(_WARM_UPS):
-            work()
-        began = time.perf_counter()
+def _look(work: Callable[[], object]) -> Look:
+    """Return what times a step, again and again for a while."""
+    for _ in range(_WARM_UPS):
         work()
-        times[name] = max(1, int(_LEAST_S / (time.perf_counter() - began)))
+    began = time.perf_counter()
+    work()
+    times = max(1, int(_LEAST_S / (time.perf_counter() - began)))
+
+    def look() -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            work()
+        return (time.perf_counter() - began) / times
+
+    return look
+
+
+def _compared(looks: dict[str, Look], tokens: int, rounds: int) -> dict[str, Any]:
+    taken: dict[str, list[float]] = {name: [] for name in looks}
     for i in range(rounds):
-        for name in list(works)[:: 1 if i % 2 else -1]:
-            began = time.perf_counter()
-            for _ in range(times[name]):
-                works[name]()
-            taken[name].append((time.perf_counter() - began) / times[name])
+        for name in list(looks)[:: 1 if i % 2 else -1]:
+            taken[name].append(looks[name]())
     return {
         name: {
             "tokens_per_s": spread([tokens / one for one in of]),

@@ -104,7 +104,7 @@ def serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint's directory, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
+            help="A checkpoint's directory, a GGUF file, a packed model's URL, a Hugging Face hub id, or ember, which is here already."
         ),
     ],
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",

@@ -71,7 +71,7 @@ def this_machine() -> DeviceSet:
 def _config_of(source: str) -> Path:
     """Return the directory or file that describes the model; of a hub id its config.json, which is fetched where it is not here."""
     path = Path(source).expanduser()
-    if path.is_file():
+    if path.suffix == ".json" and path.is_file():
         return path
     directory = local_directory(source)
     if directory is not None:

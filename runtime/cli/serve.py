@@ -98,7 +98,7 @@ class Served(NamedTuple):
     def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
         """Return a site with this model alone."""
         place = self.source.split("#")[0].removeprefix("embedded:").rstrip("/")
-        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed")
+        name = self.name or place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(".gguf")
         kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
         cache = {} if kv_gib is None else {"kv_gib": kv_gib}
         threads = {} if self.threads is None else {"threads": self.threads}

@@ -1,4 +1,4 @@
-"""Where a model's files are: `embedded:NAME`, a directory, the URL of a packed one, or a Hugging Face hub id -> a local directory.
+"""Where a model's files are: `embedded:NAME`, a directory, a GGUF file, the URL of a packed one, or a Hugging Face hub id -> a local directory.
 
 Local names never touch the network; what downloads is in runtime/fetching. The module refuses to know what is in the files.
 """
@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 import engine
+from engine.errors import CheckpointError
+from engine.gguf import directory as gguf
 from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.hub import downloaded
+from runtime.fetching.store import store
 
 EMBEDDED = Path(engine.__file__).parent / "embedded"
 PREFIX = "embedded:"
@@ -40,11 +43,15 @@ def local_directory(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == gguf.SUFFIX and path.is_file():
+        return _of_gguf(path)
     if path.exists():
-        raise SourceError(f"{source} is a file; name the directory that holds config.json and the weights")
+        raise SourceError(
+            f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{gguf.SUFFIX}"
+        )
     if not _HUB_ID.fullmatch(source):
         raise SourceError(
-            f"there is no directory {source}; a hub id looks like org/name, an embedded model like embedded:ember, "
+            f"there is no directory {source}, nor a file; a hub id looks like org/name, an embedded model like embedded:ember, "
             "a packed model's URL like https://host/folder"
         )
     return None
@@ -70,6 +77,13 @@ async def _fetched(source: str, on_progress: Progress | None) -> Path:
     remote = Remote.parse(source)
     assert remote is not None
     return await fetch(remote, on_progress)
+
+
+def _of_gguf(path: Path) -> Path:
+    try:
+        return gguf.directory_of(path, store() / "gguf")
+    except (CheckpointError, OSError) as error:
+        raise SourceError(f"{path} cannot be served: {error}") from None
 
 
 def _embedded(name: str) -> Path:

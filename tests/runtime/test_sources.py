@@ -10,10 +10,12 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from transformers import LlamaConfig
 
 from runtime.engines import sources
 from runtime.engines.sources import SourceError, directory_of, local_directory
 from runtime.fetching.hub import download
+from tests.engine.gguf.files import write_both
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -39,6 +41,18 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(SourceError, match=r"is a file; name the directory"):
+        local_directory(str(file))
+
+
+def test_a_gguf_file_is_a_directory_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_MODELS", str(tmp_path / "store"))
+    _, file = write_both(tmp_path, LlamaConfig)
+    directory = local_directory(str(file))
+    assert directory is not None
+    assert directory.parent == tmp_path / "store" / "gguf"
+    assert (directory / "config.json").exists()
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(SourceError, match=r"tiny\.gguf cannot be served: tiny\.gguf is truncated or damaged"):
         local_directory(str(file))
 
 

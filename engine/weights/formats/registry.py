@@ -15,6 +15,7 @@ FORMATS = {
     "gptq": "engine.weights.formats.int4:read_gptq",
     "awq": "engine.weights.formats.int4:read_awq",
     "fp8": "engine.weights.formats.fp8:read_fp8",
+    "gguf": "engine.weights.formats.gguf:read_gguf",
     "mxfp4": "engine.weights.formats.mxfp4:read_mxfp4",
 }
 OF_STACKS = frozenset({"mxfp4"})  # of all experts in one tensor: only a family that says so has them

@@ -1,0 +1,218 @@
+"""From a GGUF file's metadata and tensors to a config.json and the names that checkpoints have for the same tensors.
+
+Names and keys by llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py, what its converter does to values by conversion/llama.py and gemma.py
+(https://github.com/ggml-org/llama.cpp). Refuses by name what no family of ours is, and every tensor and rotary key that it does not know.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.errors import CheckpointError
+from engine.gguf.file import GgufFile, GgufTensor
+from engine.gguf.metadata import Metadata
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs"
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYERS = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}  # fmt: skip
+_GEMMA_LAYERS = _LAYERS | {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_TURNED = ("self_attn.q_proj", "self_attn.k_proj")
+_ROPE_KEYS = (
+    "dimension_count",
+    "freq_base",
+    "scaling.type",
+    "scaling.factor",
+    "scaling.original_context_length",
+    "scaling.finetuned",
+)
+# Meta's own for Llama 3: files keep what follows from them, a factor for each pair of dimensions.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+class NamedTensor(NamedTuple):
+    """A file's tensor under a checkpoint's name, which for one of several experts is a part of it."""
+
+    name: str
+    tensor: GgufTensor
+    is_turned: bool = False  # its rows are queries' or keys', neighbours where a checkpoint has halves of a head
+
+
+class Described(NamedTuple):
+    config: dict[str, Any]
+    tensors: list[NamedTensor]
+
+
+class _Family(NamedTuple):
+    architecture: str
+    configure: Callable[[Metadata], dict[str, Any]]
+    layers: Mapping[str, str] = _LAYERS
+    is_turned: bool = False
+
+
+def describe(file: GgufFile) -> Described:
+    """Return what the file is to the engine. Raises CheckpointError."""
+    metadata = Metadata(file.metadata, file.path.name)
+    family = _FAMILIES.get(metadata.architecture)
+    if family is None:
+        raise CheckpointError(
+            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(_FAMILIES)}"
+        )
+    if metadata.integer("split.count", 1) > 1:
+        raise CheckpointError(f"{file.path.name} is a part of several; join them first: llama-gguf-split --merge")
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{file.path.name} lacks the tensor token_embd.weight")
+    config = {"architectures": [family.architecture], **_shared(metadata, file), **family.configure(metadata)}
+    return Described(config, list(_named(file, family)))
+
+
+def _shared(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    hidden, heads = metadata.integer("{arch}.embedding_length"), metadata.integer("{arch}.attention.head_count")
+    if not heads:
+        raise CheckpointError(f"{metadata.origin} has no attention heads")
+    head_dim = metadata.integer(
+        "{arch}.attention.key_length", metadata.integer("{arch}.rope.dimension_count", hidden // heads)
+    )
+    for key in ("{arch}.attention.value_length", "{arch}.rope.dimension_count"):
+        if metadata.integer(key, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{metadata.origin} has {metadata.integer(key)} as {key.replace('{arch}', metadata.architecture)} and heads of {head_dim}; "
+                "they must be equal"
+            )
+    theta = metadata.number("{arch}.rope.freq_base", 10_000.0)
+    rope = _rope(metadata, file, head_dim, theta)
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": metadata.integer("{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer("{arch}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": metadata.integer("{arch}.context_length"),
+        "rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        **({"rope_scaling": rope} if rope else {}),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+
+
+def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> dict[str, Any] | None:
+    for key in metadata.keys("{arch}.rope."):
+        if key.split(".rope.", 1)[1] not in _ROPE_KEYS:
+            raise CheckpointError(f"{metadata.origin} has the rotary key {key}, which is not known here")
+    kind = metadata.text("{arch}.rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        rule: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("{arch}.rope.scaling.factor")}
+        if kind == "yarn":
+            rule["original_max_position_embeddings"] = metadata.integer("{arch}.rope.scaling.original_context_length")
+        return rule
+    if kind != "none":
+        raise CheckpointError(
+            f"{metadata.origin} asks for the rotary scaling {kind!r}; supported are none, linear and yarn"
+        )
+    factors = file.tensors.get(f"{_ROPE_FACTORS}.weight")
+    return None if factors is None else _llama3_rule(file.floats(factors), file.path.name, head_dim, theta)
+
+
+def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: float) -> dict[str, Any]:
+    """Return the rule from which the factors follow. Raises CheckpointError where Llama 3's does not."""
+    rule = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
+    low, high, length = (
+        _LLAMA3[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    expected = []
+    for i in range(0, head_dim, 2):
+        turns = length * theta ** (-i / head_dim) / (2 * math.pi)  # over the length that it was trained on
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        expected.append(1 / ((1 - share) / rule["factor"] + share))
+    if len(factors) != len(expected) or not all(
+        math.isclose(*pair, rel_tol=1e-3) for pair in zip(factors, expected, strict=True)
+    ):
+        raise CheckpointError(
+            f"{origin} scales rotary frequencies by {_ROPE_FACTORS}.weight in another way than Llama 3's"
+        )
+    return rule
+
+
+def _dense(metadata: Metadata) -> dict[str, Any]:
+    if metadata.integer("{arch}.expert_count", 0):
+        raise CheckpointError(
+            f"{metadata.origin} is a mixture of experts called {metadata.architecture}, which is not read"
+        )
+    return {"intermediate_size": metadata.integer("{arch}.feed_forward_length")}
+
+
+def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "intermediate_size": metadata.integer(
+            "{arch}.feed_forward_length", metadata.integer("{arch}.expert_feed_forward_length")
+        ),
+        "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
+        "num_experts": metadata.integer("{arch}.expert_count"),
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
+        "norm_topk_prob": True,  # llama.cpp's always are
+    }
+
+
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    """Every sixth layer sees everything, and only the largest model, of 62 layers, scales its scores by another size than its heads': so does
+    llama.cpp, whose files do not say it."""
+    for key in ("{arch}.attn_logit_softcapping", "{arch}.final_logit_softcapping"):
+        if key in metadata and metadata.number(key):
+            raise CheckpointError(f"{metadata.origin} caps its logits, which is not computed here")
+    heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
+    is_largest = metadata.integer("{arch}.block_count") == 62
+    return {
+        "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": metadata.integer("{arch}.embedding_length") // heads if is_largest else head_dim,
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
+        "sliding_window_pattern": 6,
+        "norm_offset_included": True,
+    }
+
+
+_FAMILIES = {
+    "llama": _Family("LlamaForCausalLM", _dense, is_turned=True),
+    "qwen2": _Family("Qwen2ForCausalLM", _dense),
+    "qwen3": _Family("Qwen3ForCausalLM", _dense),
+    "qwen3moe": _Family("Qwen3MoeForCausalLM", _qwen3_moe),
+    "gemma3": _Family("Gemma3ForCausalLM", _gemma3, _GEMMA_LAYERS),
+}
+
+
+def _named(file: GgufFile, family: _Family) -> Iterator[NamedTensor]:
+    for stored in file.tensors.values():
+        stem, _, part = stored.name.rpartition(".")
+        if stem == _ROPE_FACTORS:
+            continue
+        if stem in _OUTER and part == "weight":
+            yield NamedTensor(f"{_OUTER[stem]}.weight", stored)
+            continue
+        found = _LAYER.fullmatch(stored.name)
+        name = None if found is None else family.layers.get(found[2])
+        if found is None or name is None or (family.is_turned and part == "bias"):
+            raise CheckpointError(f"{file.path.name} has the tensor {stored.name}, which no {family.architecture} has")
+        whole = f"model.layers.{found[1]}.{name}.{part}"
+        if ".experts." not in name:
+            yield NamedTensor(whole, stored, family.is_turned and name in _TURNED)
+            continue
+        if len(stored.shape) != 3:
+            raise CheckpointError(
+                f"tensor {stored.name} in {file.path.name} has shape {list(stored.shape)}; experts' have three"
+            )
+        num_bytes = (stored.end - stored.start) // stored.shape[0]
+        for i in range(stored.shape[0]):
+            start = stored.start + i * num_bytes
+            one = stored._replace(shape=stored.shape[1:], start=start, end=start + num_bytes)
+            yield NamedTensor(whole.replace(".experts.", f".experts.{i}."), one)

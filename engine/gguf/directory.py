@@ -1,0 +1,127 @@
+"""The directory that stands for a GGUF file: a few small files beside a link to it, in the words of a Hugging Face checkpoint.
+
+What serves, plans or converts models reads directories, so everything that works for them works for a GGUF file. A directory is made once for each
+state of a file, and is whole from the moment it has its name.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.gguf.architectures import Described, NamedTensor, describe
+from engine.gguf.file import GgufFile
+from engine.gguf.kinds import PACKED_BITS
+from engine.gguf.metadata import Metadata
+from engine.gguf.vocabulary import Vocabulary, read_vocabulary
+from engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
+
+SUFFIX = ".gguf"
+_FORM = 1  # of what is written: another one makes directories anew
+_SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+
+
+def directory_of(file: Path, root: Path) -> Path:
+    """Return the file's directory, under `root`. Raises CheckpointError where the file cannot be served; OSError."""
+    file = file.resolve()
+    state = file.stat()
+    name = sha256(repr((_FORM, str(file), state.st_size, state.st_mtime_ns)).encode()).hexdigest()[:32]
+    place = root / name
+    if place.is_dir():
+        return place
+    opened = GgufFile.open(file)
+    described, metadata = describe(opened), Metadata(opened.metadata, file.name)
+    written = _written(described, metadata, read_vocabulary(metadata))
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+    try:
+        for path, content in written.items():
+            (partial / path).write_text(content, encoding="utf-8")
+        (partial / GGUF_FILE).symlink_to(file)
+        os.rename(partial, place)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not place.is_dir():  # another process was faster
+            raise
+    return place
+
+
+def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary) -> dict[str, str]:
+    config = dict(described.config)
+    format = _format(described)
+    if format is not None:
+        config["quantization_config"] = format
+    generation: dict[str, Any] = {"eos_token_id": vocabulary.eos_token_ids}
+    for key, name in _SAMPLING.items():
+        if f"general.sampling.{key}" in metadata:
+            generation[name] = metadata.number(f"general.sampling.{key}")
+    if "general.sampling.top_k" in metadata:
+        generation["top_k"] = metadata.integer("general.sampling.top_k")
+    templates = list(_templates(metadata))
+    tokenizer = {**vocabulary.special_tokens, **({"chat_template": templates} if templates else {})}
+    tensors = {_stored_name(named): _entry(named) for named in described.tensors}
+    return {
+        "config.json": json.dumps(config, indent=1),
+        "generation_config.json": json.dumps(generation),
+        "tokenizer.json": vocabulary.tokenizer_json,
+        "tokenizer_config.json": json.dumps(tokenizer),
+        GGUF_INDEX: json.dumps(tensors),
+    }
+
+
+def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:
+    key = "tokenizer.chat_template"
+    if key in metadata:
+        yield {"name": "default", "template": metadata.text(key)}
+    for other in metadata.keys(f"{key}."):
+        yield {"name": other.removeprefix(f"{key}."), "template": metadata.text(other)}
+
+
+def _format(described: Described) -> dict[str, Any] | None:
+    """Return the quantization_config that engine/weights/formats/gguf.py reads; None where every tensor is as a checkpoint has it."""
+    num_bytes: Counter[str] = Counter()
+    for named in described.tensors:
+        if named.tensor.kind.plain is None:
+            num_bytes[named.tensor.kind.name.lower()] += named.tensor.end - named.tensor.start
+    turned = described.config["head_dim"] if any(named.is_turned for named in described.tensors) else None
+    if not num_bytes and turned is None:
+        return None
+    return {
+        "quant_method": "gguf",
+        "bits": _packed_bits(num_bytes),
+        "kinds": sorted(num_bytes),
+        "turned_head_dim": turned,
+    }
+
+
+def _packed_bits(num_bytes: Counter[str]) -> int | None:
+    """Return how many bits codes take where products read them as they are; None where most would have to be unpacked at every load."""
+    packed = [kind for kind in num_bytes if kind in PACKED_BITS]
+    if not packed or 2 * sum(num_bytes[kind] for kind in packed) < num_bytes.total():
+        return None
+    return PACKED_BITS[max(packed, key=lambda kind: num_bytes[kind])]
+
+
+def _stored_name(named: NamedTensor) -> str:
+    """Return the name by which the format finds what is not as a checkpoint has it."""
+    stem, _, part = named.name.rpartition(".")
+    kind = named.tensor.kind
+    if kind.plain is None:
+        if part != "weight" or len(named.tensor.shape) != 2:
+            raise CheckpointError(f"tensor {named.tensor.name} has type {kind.name}; it must be F32, F16 or BF16")
+        return f"{stem}.{kind.name.lower()}"
+    return f"{stem}.turned" if named.is_turned else named.name
+
+
+def _entry(named: NamedTensor) -> dict[str, Any]:
+    """Return what the index says of a tensor, as safetensors would. Codes are rows of bytes."""
+    kind, shape, (start, end) = named.tensor.kind, named.tensor.shape, named.tensor[-2:]
+    if kind.plain is None:
+        shape = (*shape[:-1], shape[-1] // kind.block * kind.block_bytes)
+    return {"dtype": kind.plain or "U8", "shape": list(shape), "data_offsets": [start, end]}

@@ -1,0 +1,88 @@
+"""Values of a GGUF file's metadata, read once with their types: what is wrong is named with its key and value."""
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import CheckpointError
+
+
+class Metadata:
+    """The metadata of one file; keys may begin with "{arch}", which stands for its architecture."""
+
+    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
+        self.origin = origin
+        self._values = values
+        self.architecture = self.text("general.architecture")
+
+    def keys(self, prefix: str) -> list[str]:
+        prefix = self._key(prefix)
+        return [key for key in self._values if key.startswith(prefix)]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return self._of_type(key, default, "a text", str)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self._of_type(key, default, "true or false", bool)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        found = self._values.get(self._key(key), default)
+        if isinstance(found, list) and found and found.count(found[0]) == len(found):
+            found = found[0]  # one for each layer, all the same
+        if isinstance(found, list):
+            raise self._refusal(key, f"{found[:3]}...", "one number for all layers")
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise self._refusal(key, found, "a whole number")
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        found = self._values.get(self._key(key), default)
+        if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+            raise self._refusal(key, found, "a number")
+        return shortest(found)
+
+    def texts(self, key: str) -> list[str]:
+        return self._list(key, str, "a list of texts")
+
+    def integers(self, key: str) -> list[int]:
+        return self._list(key, int, "a list of whole numbers")
+
+    def numbers(self, key: str) -> list[float]:
+        return self._list(key, float, "a list of numbers")
+
+    def __contains__(self, key: str) -> bool:
+        return self._key(key) in self._values
+
+    def _of_type(self, key: str, default: Any, what: str, wanted: type) -> Any:
+        found = self._values.get(self._key(key), default)
+        if not isinstance(found, wanted):
+            raise self._refusal(key, found, what)
+        return found
+
+    def _list(self, key: str, of: type, what: str) -> list[Any]:
+        found = self._values.get(self._key(key))
+        if not isinstance(found, list) or not all([isinstance(one, of) for one in found]):
+            raise self._refusal(key, type(found).__name__, what)
+        return found
+
+    def _key(self, key: str) -> str:
+        return key.replace("{arch}", self.architecture) if "{" in key else key
+
+    def _refusal(self, key: str, found: Any, what: str) -> CheckpointError:
+        key = self._key(key)
+        if found is None:
+            return CheckpointError(f"{self.origin} lacks the metadata {key}")
+        return CheckpointError(f"{self.origin} has {key} = {found!r}; it must be {what}")
+
+
+def shortest(value: float) -> float:
+    """Return the shortest number that is this one in fp32, as files keep theirs: 1e-05, not 9.999999747378752e-06."""
+    if abs(value) > 1e38:  # rounded, it might be none
+        return value
+    as_stored = struct.pack("<f", value)
+    for digits in range(1, 9):
+        found = float(f"{value:.{digits}g}")
+        if struct.pack("<f", found) == as_stored:
+            return found
+    return value

@@ -1,0 +1,131 @@
+"""A GGUF file answers as the checkpoint of the same numbers, whatever its family and the type of its codes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from engine.chat_template import ChatTemplate
+from engine.errors import CheckpointError
+from engine.gguf.directory import directory_of
+from engine.planning.model import planned_weights_bytes, read_model
+from engine.tokenizer import Tokenizer
+from engine.weights.config import eos_token_ids, read_config
+from tests.checkpoints import CHAT_TEMPLATE
+from tests.engine.agreement import full
+from tests.engine.driver import load_engine, one, random_prompt
+from tests.engine.families import YARN
+from tests.engine.gguf.files import Kind, write_both
+
+GEMMA: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7, "sliding_window": 11, "query_pre_attn_scalar": 16,
+    "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}  # fmt: skip
+FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "llama, tied, linear": (
+        LlamaConfig, {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}},
+    ),
+    "qwen2": (Qwen2Config, {"head_dim": None}),
+    "qwen3, yarn": (Qwen3Config, {"rope_parameters": YARN}),
+    "qwen3moe": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "gemma3": (Gemma3TextConfig, GEMMA),
+}  # fmt: skip
+REQUEST = full("a", random_prompt(40, seed=8), max_tokens=6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_plain_numbers_give_the_same_tokens_and_logprobs(name: str, tmp_path: Path) -> None:
+    family, changes = FAMILIES[name]
+    checkpoint, file = write_both(tmp_path, family, **changes)
+    expected = one(load_engine(checkpoint), REQUEST)
+    found = one(load_engine(directory_of(file, tmp_path / "store")), REQUEST)
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1])
+def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "engine.weights.formats.gguf.library.takes_codes", lambda: False
+    )  # products of codes round what they multiply
+    checkpoint, file = write_both(tmp_path, LlamaConfig, kind)
+    expected = one(load_engine(checkpoint), REQUEST)
+    found = one(load_engine(directory_of(file, tmp_path / "store")), REQUEST)
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs == expected.logprobs
+
+
+def test_the_directory_has_what_the_files_metadata_says(tmp_path: Path) -> None:
+    extra = {"general.sampling.temp": 0.25, "general.sampling.top_k": 17}
+    checkpoint, file = write_both(tmp_path, LlamaConfig, Kind.Q8_0, extra)
+    directory = directory_of(file, tmp_path / "store")
+    found, expected = read_config(directory), read_config(checkpoint)
+    for key in (
+        "hidden_size",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "head_dim",
+        "vocab_size",
+        "num_key_value_heads",
+    ):
+        assert found[key] == expected[key]
+    text = "<|im_start|>user\nThe pilot light, 1234 of them.<|im_end|>"
+    assert Tokenizer.from_directory(directory).encode_rendered(text) == Tokenizer.from_directory(
+        checkpoint
+    ).encode_rendered(text)
+    assert ChatTemplate.from_directory(directory).sources == {"default": CHAT_TEMPLATE}
+    assert eos_token_ids(directory, found) == (0, 1)  # <|endoftext|> ends a turn as well
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["top_k"]) == (0.25, 17)
+    assert read_model(directory, on_cpu=True).quantization is not None
+    assert planned_weights_bytes(directory, "auto", on_cpu=True) > 0
+
+
+def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
+    _, file = write_both(tmp_path, Qwen3Config)
+    first = directory_of(file, tmp_path / "store")
+    assert directory_of(file, tmp_path / "store") == first
+    os.utime(file, ns=(1, 1))
+    assert directory_of(file, tmp_path / "store") != first
+    assert len(list((tmp_path / "store").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"llama.expert_count": 8}, "a mixture of experts called llama"),
+        ({"split.count": 2}, "is a part of several; join them first"),
+        ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'; supported are none, linear and yarn"),
+        ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
+        ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
+        ({"tokenizer.ggml.bos_token_id": 9999}, "has token 9999 as its bos, and 404 tokens"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    _, file = write_both(tmp_path, LlamaConfig, extra=extra)
+    with pytest.raises(CheckpointError, match=message):
+        directory_of(file, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(
+        CheckpointError, match="architecture 'mamba'; of GGUF files read are llama, qwen2, qwen3, qwen3moe, gemma3"
+    ):
+        directory_of(tmp_path / "x.gguf", tmp_path / "store")

@@ -1,0 +1,147 @@
+"""Tokenizers made of a GGUF file's metadata give the ids of those that the metadata was made of."""
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from engine.errors import CheckpointError
+from engine.gguf.metadata import Metadata
+from engine.gguf.vocabulary import read_vocabulary
+from engine.tokenizer import Tokenizer
+
+TEXTS = (
+    "the cat sat on the mat, and that is that: ababababa nanana banana Don't we'll I'VE 1234567890 d\u00e9ja\u0300 vu \u65e5\u672c\u8a9e abc",
+    "x = 10 == 100 \r\n\r\n\t\tif (a) { b(); }\n\n    return 0;\n", "", " ", "  two  spaces ", "\U0001f600\U0001f603!!\n",
+)  # fmt: skip
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+# As the tokenizer.json files of Llama 3 and Qwen 2 have them.
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+
+
+def metadata(**values: Any) -> Metadata:
+    found = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    return Metadata({"general.architecture": "llama", **found}, "tiny.gguf")
+
+
+def of(read: Metadata) -> Tokenizer:
+    return Tokenizer.from_json(read_vocabulary(read).tokenizer_json, {})
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut", "ignores_merges"),
+    [
+        ("gpt-2", GPT2, False),
+        ("smollm", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), False),
+        ("llama-bpe", split(LLAMA3), True),
+        ("qwen2", split(QWEN2), False),
+    ],
+)
+def test_byte_level_tokens_are_those_of_the_original(pre: str, cut: Any, ignores_merges: bool) -> None:
+    original = Library(BPE(unk_token=None, ignore_merges=ignores_merges))
+    original.pre_tokenizer, original.decoder = cut, decoders.ByteLevel()
+    if pre == "qwen2":
+        original.normalizer = normalizers.NFC()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = BpeTrainer(vocab_size=330, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    original.train_from_iterator(TEXTS, trainer)
+    known = json.loads(original.to_str())["model"]
+    tokens = sorted(known["vocab"], key=known["vocab"].__getitem__)
+    made = of(
+        metadata(
+            model="gpt2",
+            pre=pre,
+            tokens=tokens,
+            token_type=[3] + [1] * (len(tokens) - 1),
+            merges=[" ".join(pair) for pair in known["merges"]],
+        )
+    )
+    for text in TEXTS:
+        assert list(made.encode(text + "<|end|>" + text)) == original.encode(text + "<|end|>" + text).ids
+        assert made.decode(made.encode(text)) == (normalizers.NFC().normalize_str(text) if pre == "qwen2" else text)
+
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+WORDS = [
+    "\u2581",
+    *"abnthescmoi",
+    "an",
+    "th",
+    "\u2581the",
+    "he",
+    "at",
+    "nan",
+    "ana",
+    "ab",
+    "aba",
+    "\u2581an",
+    "\u2581t",
+    "\u2581\u2581",
+    "cat",
+]
+
+
+def by_scores(text: str, score_of: dict[str, float], tokens: list[str]) -> list[int]:
+    """SentencePiece's rule: join the two neighbours that make the best token, the leftmost of equals, until none do; the rest are bytes."""
+    parts = list("\u2581" + text.replace(" ", "\u2581"))
+    while True:
+        pairs = [
+            (score_of[left + right], -i) for i, (left, right) in enumerate(pairwise(parts)) if left + right in score_of
+        ]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    ids = []
+    for part in parts:
+        ids += [tokens.index(part)] if part in score_of else [3 + byte for byte in part.encode()]
+    return ids
+
+
+def test_sentencepiece_tokens_follow_from_their_scores() -> None:
+    tokens = PIECES + WORDS
+    scores = [0.0] * len(PIECES) + random.Random(5).sample([-float(i) for i in range(len(WORDS))], len(WORDS))
+    types = [2, 3, 3] + [6] * 256 + [1] * len(WORDS)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    read = metadata(model="llama", tokens=tokens, scores=scores, token_type=types, **ids)
+    made = of(read)
+    score_of = dict(zip(tokens[259:], scores[259:], strict=True))
+    for text in ("the cat", "that banana", "an  abab nanana", "ch\u00e9ts \u65e5", "x", "aaaa"):
+        assert list(made.encode(text)) == by_scores(text, score_of, tokens)
+        assert made.decode(made.encode(text)).strip() == text
+        assert list(made.encode(text, add_special_tokens=True)) == [1, *made.encode(text)]
+    vocabulary = read_vocabulary(read)
+    assert vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert vocabulary.eos_token_ids == [2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, "a tokenizer of the kind 'bert'; read are gpt2 and llama"),
+        ({"pre": "poro-chat"}, r"cuts texts as 'poro-chat' does .* read are gpt-2"),
+        ({"token_type": [1]}, "lists 2 tokens and 1 types"),
+        ({"merges": ["a c"]}, "has the merge 'a c'"),
+        ({"merges": ["ab"]}, "has the merge 'ab'"),
+        ({"tokens": 7}, "has tokenizer.ggml.tokens = 'int'; it must be a list of texts"),
+        ({"model": "llama", "scores": [1.0]}, "lists 2 tokens and 1 scores"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    known: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "token_type": [1, 1], "merges": []}
+    with pytest.raises(CheckpointError, match=message):
+        read_vocabulary(metadata(**(known | changes)))
