@@ -52,27 +52,28 @@ def directory_of(file: Path, root: Path) -> Path:
     return place
 
 
-def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary) -> dict[str, str]:
+def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | None) -> dict[str, str]:
     config = dict(described.config)
     format = _format(described)
     if format is not None:
         config["quantization_config"] = format
-    generation: dict[str, Any] = {"eos_token_id": vocabulary.eos_token_ids}
+    generation: dict[str, Any] = {"eos_token_id": vocabulary.eos_token_ids if vocabulary is not None else []}
     for key, name in _SAMPLING.items():
         if f"general.sampling.{key}" in metadata:
             generation[name] = metadata.number(f"general.sampling.{key}")
     if "general.sampling.top_k" in metadata:
         generation["top_k"] = metadata.integer("general.sampling.top_k")
     templates = list(_templates(metadata))
-    tokenizer = {**vocabulary.special_tokens, **({"chat_template": templates} if templates else {})}
     tensors = {_stored_name(named): _entry(named) for named in described.tensors}
-    return {
+    written = {
         "config.json": json.dumps(config, indent=1),
         "generation_config.json": json.dumps(generation),
-        "tokenizer.json": vocabulary.tokenizer_json,
-        "tokenizer_config.json": json.dumps(tokenizer),
         GGUF_INDEX: json.dumps(tensors),
     }
+    if vocabulary is not None:
+        tokenizer = {**vocabulary.special_tokens, **({"chat_template": templates} if templates else {})}
+        written |= {"tokenizer.json": vocabulary.tokenizer_json, "tokenizer_config.json": json.dumps(tokenizer)}
+    return written
 
 
 def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:

@@ -21,10 +21,10 @@ class Metadata:
         return [key for key in self._values if key.startswith(prefix)]
 
     def text(self, key: str, default: str | None = None) -> str:
-        return self._of_type(key, default, "a text", str)
+        return str(self._of_type(key, default, "a text", str))
 
     def flag(self, key: str, default: bool) -> bool:
-        return self._of_type(key, default, "true or false", bool)
+        return bool(self._of_type(key, default, "true or false", bool))
 
     def integer(self, key: str, default: int | None = None) -> int:
         found = self._values.get(self._key(key), default)

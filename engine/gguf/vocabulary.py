@@ -59,9 +59,11 @@ class Vocabulary(NamedTuple):
     eos_token_ids: list[int]
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """Raises CheckpointError for kinds, cuts and lists that are not read."""
+def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """Return None where the file says that it has none. Raises CheckpointError for kinds, cuts and lists that are not read."""
     model = metadata.text("tokenizer.ggml.model")
+    if model == "no_vocab":
+        return None
     if model not in ("gpt2", "llama"):
         raise CheckpointError(f"{metadata.origin} has a tokenizer of the kind {model!r}; read are gpt2 and llama")
     tokens = metadata.texts("tokenizer.ggml.tokens")

@@ -25,7 +25,6 @@ from engine.gguf.directory import directory_of
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
-from engine.weights.formats import gguf as format
 from kernels.cpu import library
 from load_tests.peers import convert
 from load_tests.records import write_record
@@ -75,7 +74,7 @@ def _files(tree: Path, folder: Path) -> list[tuple[str, Path]]:
 
 def _compared(kind: str, file: Path, original: list[list[int]], folder: Path) -> dict[str, Any]:
     directory = directory_of(file, folder / "store")
-    with patch.object(format.library, "takes_codes", lambda: False):
+    with patch.object(library, "takes_codes", lambda: False):
         unpacked = _answers(directory)
     numbers = _answers(_checkpoint_of(file, directory, folder / kind))
     row = {"type": kind, "bytes": file.stat().st_size, "prompts": _PROMPTS, "same_as_numbers": _same(unpacked, numbers)}
@@ -101,7 +100,7 @@ def _checkpoint_of(file: Path, directory: Path, out: Path) -> Path:
         one = stored[f"{names.get_name(name, try_suffixes=('.weight',))}"]
         values = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
         if name.endswith(("q_proj.weight", "k_proj.weight")):
-            values = values.unflatten(0, (-1, config["head_dim"] // 2, 2)).transpose(1, 2).reshape(plain.shape)
+            values = torch.unflatten(values, 0, (-1, config["head_dim"] // 2, 2)).transpose(1, 2).reshape(plain.shape)
         tensors[name] = values.float().contiguous()
     save_file(tensors, out / "model.safetensors")
     return out

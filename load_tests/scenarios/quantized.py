@@ -116,14 +116,16 @@ class Peers(NamedTuple):
 
     def looks(self) -> "dict[str, Look]":
         """Return what decodes a sequence behind as many tokens as ours, by name."""
-        task = Task("decode", 1, DECODE_CONTEXT)
         found: dict[str, Look] = {}
         for kind, file in self.files.items():
-            engine = LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))
-            found[f"llama.cpp {kind.lower()}"] = lambda engine=engine: (
-                1 / engine.run(task, 1, _PEERS_TOKENS).tokens_per_s
+            found[f"llama.cpp {kind.lower()}"] = partial(
+                self._look, LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))
             )
         return found
+
+    @staticmethod
+    def _look(engine: LlamaCpp) -> float:
+        return 1 / engine.run(Task("decode", 1, DECODE_CONTEXT), 1, _PEERS_TOKENS).tokens_per_s
 
 
 def _read_here(file: Path, folder: Path, config: DenseConfig) -> Decoder:

@@ -62,13 +62,14 @@ def write_file(
     _add_sizes(writer, described)
     _add_tokenizer(writer, directory)
     for key, value in extra.items():
-        {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)](key, value)
+        add: Any = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(key, value)
     names = gguf.get_tensor_name_map(architecture, described["num_hidden_layers"])
     for name, tensor in _stacked(tensors).items():
         values = _as_converted(name, tensor, described)
         wanted = kind if is_matrix(name) else Kind.F32
         stored = gguf.quants.quantize(values.float().numpy(), wanted)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), stored, raw_dtype=wanted)
+        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), stored, raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -39,7 +39,9 @@ def metadata(**values: Any) -> Metadata:
 
 
 def of(read: Metadata) -> Tokenizer:
-    return Tokenizer.from_json(read_vocabulary(read).tokenizer_json, {})
+    found = read_vocabulary(read)
+    assert found is not None
+    return Tokenizer.from_json(found.tokenizer_json, {})
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,7 @@ def test_sentencepiece_tokens_follow_from_their_scores() -> None:
         assert made.decode(made.encode(text)).strip() == text
         assert list(made.encode(text, add_special_tokens=True)) == [1, *made.encode(text)]
     vocabulary = read_vocabulary(read)
+    assert vocabulary is not None
     assert vocabulary.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert vocabulary.eos_token_ids == [2]
 
