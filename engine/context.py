@@ -5,7 +5,7 @@ Knows the batch and where the layers keep it; refuses to know which parts a mode
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator
 
 
+class ImageRows(NamedTuple):
+    """Tokens of a step that images stand for."""
+
+    rows: torch.Tensor  # [tokens] int64, among the step's
+    embeddings: torch.Tensor  # [tokens, hidden]
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     batch: Batch
@@ -25,6 +32,7 @@ class Context:
         tuple[torch.Tensor, torch.Tensor], ...
     ] = ()  # cos and sin of the positions, by each of the model's rotary rules
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
+    images: ImageRows | None = None  # None: the step has no images
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
     adapters: AdapterRows | None = None  # None: no token of the step has one
     incoming: torch.Tensor | None = (

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from engine.adapters.residency import AdapterResidency, AdapterStore
 from engine.awaited import AwaitedTogether
 from engine.constraints import Grammars
+from engine.images.prompt import SequenceImage
+from engine.images.residency import ImageEncoder, ImageResidency
 from engine.in_flight import CollectedStep, ForwardedStep, InFlightSteps, Runner
 from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
@@ -37,6 +39,10 @@ from engine.token_masks import TokenMasks
 from engine.validation import refusal
 
 log = logging.getLogger(__name__)
+
+# Of images, between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
+_MOST_ENCODING_S = 0.2
+_MOST_PIECES = 4
 
 
 class StepTimes(NamedTuple):
@@ -60,10 +66,11 @@ class Engine:
         speculation: Speculation | None = None,
         grammars: Grammars | None = None,
         adapters: AdapterStore | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         """`lease`: the model borrows blocks from an arena; None: it has `info.total_blocks` of its own. `identity`: needed
         where `tiers` outlive the engine. `with_torch`: it may be imported. `speculation`: guesses tokens that a step then checks.
-        `adapters`: their slots; None where the model computes none."""
+        `adapters`: their slots, and `images`: their encoder; None where the model computes none."""
         self.info = info
         self.runner = runner
         self.tiers = tiers or NoTiers()
@@ -74,6 +81,7 @@ class Engine:
         self._speculation = speculation
         this: Engine = weakref.proxy(self)  # no circle: what a bootstrap program has mapped goes with its engine
         self._adapters = AdapterResidency(info.name, adapters)
+        self._images = None if images is None else ImageResidency(images)
         self._sequences = OpenSequences(lambda sequence: this._take_back(sequence))
         self._token_masks = TokenMasks(info, grammars, self._sequences)
         self._stats = EngineStats()
@@ -108,6 +116,11 @@ class Engine:
         if refused:
             self._sequences.tell(error_output(submit.sequence_id, *refused))
             return
+        images = self._images_of(submit)
+        if images is None:
+            message = "an image was named without its data, and is not here; send it once more with data"
+            self._sequences.tell(error_output(submit.sequence_id, "images_missing", message))
+            return
         root = self._chain_root(submit.salt, submit.adapter)
         sequence = Sequence(
             submit.sequence_id,
@@ -123,6 +136,7 @@ class Engine:
             source=submit.fetch_from,
             hands_over=submit.hands_over,
             adapter=submit.adapter,
+            images=images,
         )
         self._sequences.add(sequence)
         leader = self._sequences.get(submit.leader)
@@ -144,9 +158,12 @@ class Engine:
         another model, or from a tier."""
         started = self._clock()
         self._refresh_limits()
+        has_encoded = self._encode_images()
         most_beside_decodes = self._stats.rates.num_prompt_tokens_in(self._limits.max_decode_delay_s)
         chunks = self._token_masks.enforceable(self._drop_stale(self.scheduler.schedule(most_beside_decodes)))
         chunks = self._adapters.computable(chunks, self._sequences)
+        if self._images is not None:
+            chunks = self._images.computable(chunks, self.scheduler.defer)
         schedule_s = self._clock() - started
         forwarded = self._forward(chunks) if chunks else None
         collected: CollectedStep | None = None
@@ -167,7 +184,7 @@ class Engine:
             if self._speculation is not None:
                 self._speculation.count_step(collected.num_tokens, collected.num_drafts, step_s)
             self.tiers.note_prefill_rate(self._stats.rates.prefill_tokens_per_s)
-        return forwarded is not None or collected is not None
+        return forwarded is not None or collected is not None or has_encoded
 
     def on_idle(self) -> None:
         """Begin work that no request waits for. Call it when a step's outputs have been sent."""
@@ -179,6 +196,8 @@ class Engine:
         self.tiers.close()
         self._token_masks.close()
         self._adapters.close()
+        if self._images is not None:
+            self._images.close()
 
     def take_outputs(self) -> list[TokenOutput]:
         return self._sequences.take_outputs()
@@ -217,6 +236,8 @@ class Engine:
         self._stats.end(self.scheduler)
         self.scheduler.cancel_awaited()
         self._adapters.release_all()
+        if self._images is not None:
+            self._images.release_all()
         self.tiers.reset()
         if self._lease is None:
             self.runner.reset()
@@ -238,7 +259,8 @@ class Engine:
         capacity = Capacity(free // num_groups, total // num_groups)
         drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
         lost, adapter_loads = self.tiers.num_lost, self._adapters.num_loads
-        return self._stats.load(self.scheduler, capacity, lost, handed_over, drafts, adapter_loads)
+        images = (0, 0) if self._images is None else (self._images.num_encoded, self._images.num_found)
+        return self._stats.load(self.scheduler, capacity, lost, handed_over, drafts, adapter_loads, images)
 
     def _new_scheduler(self) -> Scheduler:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""
@@ -290,6 +312,8 @@ class Engine:
         """Take back what an ended sequence has."""
         self.scheduler.remove(sequence)
         self._adapters.release(sequence)
+        if self._images is not None:
+            self._images.release(sequence)
 
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """Let a sequence wait for its turn, and before that for its grammar and its adapter."""
@@ -298,6 +322,27 @@ class Engine:
         grammar = self._token_masks.awaited(sequence, self._clock)
         adapter = self._adapters.awaited(sequence, self._clock)
         self.scheduler.add(sequence, leader, AwaitedTogether.of(grammar, adapter))
+
+    def _images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
+        """Return a sequence's images; None: one was not sent, and is not here."""
+        found: list[SequenceImage] = []
+        for image in submit.images:
+            assert self._images is not None, "a model without an encoder refuses images"
+            data = self._images.files.found(image.digest, image.data)
+            if data is None:
+                return None
+            found.append(SequenceImage.of(image, data, submit.prompt_token_ids, self._images.placeholder))
+        return tuple(found)
+
+    def _encode_images(self) -> bool:
+        """Encode images that sequences wait for, for as long as those that decode may be held up; end the sequences whose images cannot be had."""
+        if self._images is None:
+            return False
+        until = self._clock() + min(self._limits.max_decode_delay_s, _MOST_ENCODING_S)
+        has_encoded, failures = self._images.encode(_MOST_PIECES, self._clock, until)
+        for sequence, code, message in failures:
+            self._sequences.fail(sequence, code, message)
+        return has_encoded
 
     def _forward(self, chunks: list[Chunk]) -> ForwardedStep:
         begun_texts: frozenset[int] = frozenset()

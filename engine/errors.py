@@ -12,3 +12,7 @@ class StepError(Exception):
 
 class RankLostError(Exception):
     """A rank of the group is gone, or no longer where the others are: the group cannot go on."""
+
+
+class ImageError(Exception):
+    """An image cannot be read, or not be encoded."""

@@ -4,15 +4,17 @@ The counts are those of the checkpoint's own processor, by the image's width and
 Knows token ids; refuses to know pixels, files and torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from engine.description.image_sizes import PatchedImages, TiledImages
+from engine.description.image_sizes import PatchedImages, TiledImages, read_image_sizes
 from engine.errors import CheckpointError
 from engine.protocol import PromptImage
-from engine.weights.checkpoint import read_json
-from engine.weights.config import positive_int
+
+# What a file may be, as Pillow calls it; of one that moves the first picture counts.
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_PIXELS = 64_000_000  # of one image; 192 MB as it is decoded
 
 
 class ImagePromptError(Exception):
@@ -40,7 +42,6 @@ class ImageTokens(Protocol):
     """How one family writes an image."""
 
     marker: int  # what a chat template writes for an image, as a token
-    placeholder: int  # whose embeddings are the image's
 
     def run(self, width: int, height: int) -> ImageRun: ...
 
@@ -48,15 +49,14 @@ class ImageTokens(Protocol):
 class TiledTokens:
     """Llama 4's: tiles in rows, separated, then the whole image behind a token of its own."""
 
-    def __init__(self, sizes: TiledImages, placeholder: int, token_id: Callable[[str], int]) -> None:
-        self.sizes = sizes
-        self.placeholder = placeholder
+    def __init__(self, sizes: TiledImages, token_id: Callable[[str], int]) -> None:
+        self._sizes = sizes
         self.marker = token_id("<|image|>")
         self._begin, self._end = token_id("<|image_start|>"), token_id("<|image_end|>")
         self._next_tile, self._next_row = token_id("<|tile_x_separator|>"), token_id("<|tile_y_separator|>")
 
     def run(self, width: int, height: int) -> ImageRun:
-        grid, tile = self.sizes.grid(width, height), (self.placeholder,) * self.sizes.tile_tokens
+        grid, tile = self._sizes.grid(width, height), (self._sizes.placeholder,) * self._sizes.tile_tokens
         tiles: tuple[int, ...] = ()
         if grid.num_tiles > 1:
             row = ((*tile, self._next_tile) * grid.columns)[:-1]
@@ -68,13 +68,13 @@ class TiledTokens:
 class PatchedTokens:
     """Kimi's: the marker itself, once for each embedding."""
 
-    def __init__(self, sizes: PatchedImages, placeholder: int) -> None:
-        self.sizes = sizes
-        self.marker = self.placeholder = placeholder
+    def __init__(self, sizes: PatchedImages) -> None:
+        self._sizes = sizes
+        self.marker = sizes.placeholder
 
     def run(self, width: int, height: int) -> ImageRun:
-        count = self.sizes.num_tokens(width, height)
-        return ImageRun((self.placeholder,) * count, 0, count - 1)
+        count = self._sizes.num_tokens(width, height)
+        return ImageRun((self.marker,) * count, 0, count - 1)
 
 
 class ImagePlaceholders:
@@ -86,9 +86,8 @@ class ImagePlaceholders:
     @classmethod
     def from_checkpoint(cls, folder: Path, added_token_id: Callable[[str], int | None]) -> "ImagePlaceholders | None":
         """Read a checkpoint's configuration; None: the model takes no images. `added_token_id`: the Tokenizer's. Raises CheckpointError."""
-        config = read_json(folder, "config.json")
-        make = next((_FAMILIES[name] for name in config.get("architectures") or () if name in _FAMILIES), None)
-        if make is None or not config.get("vision_config"):
+        sizes = read_image_sizes(folder)
+        if sizes is None:
             return None
 
         def token_id(text: str) -> int:
@@ -97,7 +96,7 @@ class ImagePlaceholders:
                 raise CheckpointError(f"{folder} has no token {text}, by which images are written")
             return found
 
-        return cls(make(config, read_processor(folder), token_id))
+        return cls(PatchedTokens(sizes) if isinstance(sizes, PatchedImages) else TiledTokens(sizes, token_id))
 
     def num_tokens(self, width: int, height: int) -> int:
         """Count the tokens of a prompt that an image of this size takes, separators included."""
@@ -124,29 +123,3 @@ class ImagePlaceholders:
             placed.append(PromptImage(len(expanded) + run.first, run.last - run.first + 1, image.digest, image.data))
             expanded += run.token_ids
         return tuple(expanded), tuple(placed)
-
-
-def read_processor(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its image processor: preprocessor_config.json, or that part of processor_config.json; nothing where there is
-    neither. Raises CheckpointError."""
-    if (folder / "preprocessor_config.json").exists():
-        return read_json(folder, "preprocessor_config.json")
-    if (folder / "processor_config.json").exists():
-        return dict(read_json(folder, "processor_config.json").get("image_processor") or {})
-    return {}
-
-
-def _llama4(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: Callable[[str], int]) -> ImageTokens:
-    key = "image_token_id" if "image_token_id" in config else "image_token_index"
-    return TiledTokens(TiledImages.read(config, processor), positive_int(config, key, 200092), token_id)
-
-
-def _kimi(config: Mapping[str, Any], processor: Mapping[str, Any], token_id: Callable[[str], int]) -> ImageTokens:
-    key = "image_token_id" if "image_token_id" in config else "media_placeholder_token_id"
-    return PatchedTokens(PatchedImages.read(config, processor), positive_int(config, key, 163605))
-
-
-_FAMILIES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], Callable[[str], int]], ImageTokens]] = {
-    "KimiK25ForConditionalGeneration": _kimi,
-    "Llama4ForConditionalGeneration": _llama4,
-}

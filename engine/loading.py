@@ -20,11 +20,13 @@ from engine.bootstrap.recorder import BackgroundRecorder, TensorLayout, record
 from engine.bootstrap.store import are_wanted
 from engine.constraints import Grammars
 from engine.description.decoder_config import architecture
+from engine.description.image_sizes import ImageSizes, read_image_sizes
 from engine.description.registry import ArchitectureConfig
 from engine.drafting.registry import make_speculator
 from engine.dry_run import DryRun
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
+from engine.images.residency import ImageEncoder
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.groups import Windows
@@ -42,6 +44,7 @@ from engine.planning.model import choose_dtype_name, plan_model
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
+from engine.vision.store import RunnerImages
 from engine.warm_up import BackgroundWarmUp
 from engine.weights.bundle import CheckpointFacts
 from engine.weights.config import EmbeddingRecipe, eos_token_ids, read_config, read_recipe
@@ -244,6 +247,7 @@ class ModelLoading(NamedTuple):
                 speculation=speculation,
                 grammars=grammars,
                 adapters=adapters,
+                images=self._images(own, group),
             )
             if records_bootstrap and arena.device.type == "cpu":
                 self._record_bootstrap(loaded, layout, info)
@@ -338,6 +342,18 @@ class ModelLoading(NamedTuple):
         own = RunnerAdapters(runner, runner.adapters, self.host.adapter_host_bytes)
         return own if group is None else group.adapters(own, self.spec.name)
 
+    def _images(self, runner: ModelRunner, group: "RankGroup | None") -> ImageEncoder | None:
+        sizes = self._image_sizes(runner.model)
+        if sizes is None:
+            return None
+        own = RunnerImages(runner, sizes, self.config.hidden_size * self._dtype().itemsize)
+        return own if group is None else group.images(own, self.spec.name)
+
+    def _image_sizes(self, model: Model) -> ImageSizes | None:
+        """Return the rule of a model's images; None: it takes none."""
+        has_tower = isinstance(model, Decoder) and model.vision is not None
+        return read_image_sizes(Path(self.spec.path)) if has_tower else None
+
     def _runner(
         self,
         model: Model,
@@ -405,6 +421,7 @@ class ModelLoading(NamedTuple):
         self, context_length: int, dtype: torch.dtype, loaded: FilledModel[Model], block_size: int, total_blocks: int
     ) -> ModelInfo:
         recipe, is_encoder = self.recipe, not self.config.cached_layers
+        sizes = self._image_sizes(loaded.model)
         return ModelInfo(
             name=self.spec.name,
             context_length=context_length,
@@ -417,6 +434,7 @@ class ModelLoading(NamedTuple):
             saved_bytes=loaded.saved_bytes,
             load_s=self.phases.total_s,
             pooling=recipe and recipe.pooling,
+            image_token_id=sizes and sizes.placeholder,
             embedding_size=self.config.hidden_size if recipe else 0,
             mapped=loaded.is_mapped,
             load_phases=self.phases.spent,

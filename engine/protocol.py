@@ -301,6 +301,8 @@ class ModelLoad(_Value, frozen=True):
     handed_over_tokens_per_s: float = 0.0  # of blocks that other hosts fetch; a moving average, 0: not measured yet
     drafts: DraftCounts = NO_DRAFTS
     adapter_loads: int = 0  # adapters put into slots since load (counter)
+    image_encodes: int = 0  # images that the encoder has computed since load (counter)
+    image_hits: int = 0  # images that were wanted and found encoded since load (counter)
 
 
 class ModelInfo(_Value, frozen=True):
@@ -320,6 +322,7 @@ class ModelInfo(_Value, frozen=True):
     saved_bytes: int = 0  # that matrices in 12 bits take less than plain ones
     mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
+    image_token_id: int | None = None  # that stands for an image's embeddings in prompts; None: it takes no images
 
 
 class HostPhases(_Value, frozen=True):

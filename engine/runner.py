@@ -17,6 +17,7 @@ from engine.context import Context
 from engine.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
 from engine.errors import StepError
 from engine.kv.layout import CacheLayout
+from engine.models.decoder import Decoder
 from engine.models.registry import Model
 from engine.pooling import TextPooling
 from engine.protocol import Pooling
@@ -24,6 +25,7 @@ from engine.results import RunResult
 from engine.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
 from engine.step import ChoiceRow, StepInput, scratch_step
 from engine.transfer import Mark, to_device, to_host
+from engine.vision.memory import ImageMemory
 from kernels.cpu.recording import ProgramRecorder
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
         self._texts = TextPooling(is_normalized)
+        self._images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
 
     @property
@@ -106,7 +109,8 @@ class ModelRunner:
         incoming = None if pipe.is_first else self._received(len(step.token_ids), number)
         began = time.perf_counter()
         adapters = _adapter_rows(self.adapters, batch)
-        context = Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters)
+        images = self._images.rows(step.images, self.kv_cache.device) if pipe.is_first else None
+        context = Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters, images=images)
         hidden = self.model.forward(context)
         computed_s = time.perf_counter() - began
         if pipe.is_last and not _wants_every_row(step, self.pooling) and batch.logit_rows is not None:
@@ -154,11 +158,15 @@ class ModelRunner:
         return LaunchedStep(choices, forwarded.prompt_logprobs, forwarded.embeddings, Mark(device), computed_s)
 
     def _ready(self, step: StepInput) -> ReadyStep:
-        recorded = self.graphs.ready(step, self._chosen) if self.graphs is not None else None
+        recorded = None
+        if self.graphs is not None and not step.images:
+            recorded = self.graphs.ready(step, self._chosen)
         if recorded is not None:
             return recorded
         batch = build_batch(step, self.kv_cache.device, self._chosen_for(step))
-        context = Context(batch, self._layers, ranks=self._ranks, adapters=_adapter_rows(self.adapters, batch))
+        adapters = _adapter_rows(self.adapters, batch)
+        images = self._images.rows(step.images, self.kv_cache.device)
+        context = Context(batch, self._layers, ranks=self._ranks, adapters=adapters, images=images)
         return ReadyStep(lambda: (self.model.forward(context),), batch.logit_rows)
 
     def _logits(
@@ -209,6 +217,17 @@ class ModelRunner:
             return DecodeGraphs(forward, self.block_size, CudaRecorder(), device)
         recorder = ProgramRecorder(self.layout.dtype)
         return DecodeGraphs(forward, self.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
+
+    @torch.inference_mode()
+    def encode_image(self, digest: bytes, piece: torch.Tensor) -> None:
+        """Encode the next piece of an image for the steps that follow; a later stage has no use for it."""
+        if isinstance(self.model, Decoder) and self.model.vision is not None:
+            patches = to_device(piece, self.kv_cache.device).to(self.layout.dtype)
+            self._images.add(digest, self.model.vision.encode(patches))
+
+    def drop_image(self, digest: bytes) -> None:
+        """Forget an image."""
+        self._images.drop(digest)
 
     def place_adapter(self, slot: int, content: SlotContent) -> None:
         """Put an adapter into a slot. Raises AdapterError."""

@@ -84,8 +84,8 @@ class Scheduler:
         self.waiting.add(sequence, leader, awaited)
 
     def defer(self, awaited: Awaited) -> None:
-        """Let a sequence that was added wait for something, without blocks. It goes back to its old place."""
-        self.remove(awaited.sequence)
+        """Let a sequence that was added wait for something, without blocks. It goes back to its old place; samples behind it wait on."""
+        self._forget(awaited.sequence)
         awaited.sequence.forget_computed()
         self.waiting.awaiting.add(awaited)
 
@@ -143,15 +143,18 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended, for whatever reason, and release its blocks."""
+        self._forget(sequence)
+        self._connector.on_end(sequence)
+        self.waiting.replace_leader(sequence)
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
         if sequence in self.running:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
         self._blocks.release(sequence, self.preemption.holders)
-        self._connector.on_end(sequence)
-        self.waiting.replace_leader(sequence)
-        if self._speculation is not None:
-            self._speculation.forget(sequence)
 
     def cancel_awaited(self) -> None:
         """Cancel all that sequences wait for, which are to be forgotten."""

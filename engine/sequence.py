@@ -14,6 +14,7 @@ is accepted of them is appended, and counts as computed, when the results are he
 from dataclasses import dataclass, field
 
 from engine.constraints import Matcher
+from engine.images.prompt import SequenceImage
 from engine.kv.block_table import BlockTable
 from engine.protocol import AdapterSource, BlockSource, Constraint, Pooling, SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
@@ -37,6 +38,7 @@ class Sequence:
     adapter: AdapterSource | None = None
     adapter_slot: int = -1  # that it holds; -1: its adapter is in none yet, or it has none
     why_unadapted: str = ""  # why its adapter cannot be had
+    images: tuple[SequenceImage, ...] = ()  # of its prompt, in order
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None: penalties and biases are off
     may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose
@@ -133,6 +135,7 @@ class Sequence:
             other is not self
             and other.chain_root == self.chain_root
             and other.token_ids[: other.num_prompt_tokens] == self.token_ids[: self.num_prompt_tokens]
+            and other.images == self.images
             and not self.needs_every_token
         )
 

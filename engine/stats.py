@@ -26,7 +26,9 @@ class EngineStats:
         handed_over: float,
         drafts: DraftCounts,
         adapter_loads: int,
+        images: tuple[int, int],
     ) -> ModelLoad:
+        """`images`: that were encoded, and that were found so."""
         counts = self._ended + scheduler.counts
         return ModelLoad(
             running=len(scheduler.running),
@@ -43,4 +45,6 @@ class EngineStats:
             handed_over_tokens_per_s=handed_over,
             drafts=drafts,
             adapter_loads=adapter_loads,
+            image_encodes=images[0],
+            image_hits=images[1],
         )

@@ -65,6 +65,14 @@ class PoolingInput(NamedTuple):
     num_tokens: int  # of the whole text
 
 
+class ImageInput(NamedTuple):
+    """Tokens of a step that an image stands for."""
+
+    digest: bytes
+    first: int  # of its embeddings
+    rows: "array[int]"  # tokens of the step, one for each of the embeddings from there on
+
+
 class StepInput(NamedTuple):
     num_decodes: int  # chunks before the prompts
     checks_drafts: bool  # some of these have several tokens
@@ -81,6 +89,7 @@ class StepInput(NamedTuple):
     pooling: tuple[PoolingInput, ...] = ()
     begun_texts: frozenset[int] = frozenset()  # of which a part has been computed, and the rest is still wanted
     adapter_slots: "array[int] | None" = None  # of every token, -1: it has none; None: no token has one
+    images: tuple[ImageInput, ...] = ()
 
     @classmethod
     def of(
@@ -124,6 +133,7 @@ class StepInput(NamedTuple):
             pooling=_pooling(new),
             begun_texts=begun_texts,
             adapter_slots=_adapter_slots(chunks, lengths),
+            images=_images(chunks, lengths),
         )
 
     @property
@@ -278,3 +288,15 @@ def _pooling(chunks: SequenceOf[tuple[int, Chunk]]) -> tuple[PoolingInput, ...]:
             if (s := chunk.sequence).pooling is not None
         ]
     )
+
+
+def _images(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> tuple[ImageInput, ...]:
+    found = []
+    if any([chunk.sequence.images for chunk in chunks]):
+        for chunk, row in zip(chunks, accumulate(lengths, initial=0), strict=False):
+            for image in chunk.sequence.images:
+                first, places = image.between(chunk.start, chunk.end)
+                if places:
+                    rows = array("q", [row + place - chunk.start for place in places])
+                    found.append(ImageInput(image.digest, first, rows))
+    return tuple(found)

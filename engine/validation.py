@@ -40,6 +40,8 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
             "invalid_request",
             f"num_delivered_tokens is {submit.num_delivered_tokens}; it must be at least 0 and leave a prompt before it",
         )
+    if submit.images and (problem := _image_problem(submit, model)):
+        return "invalid_request", problem
     if submit.priority not in PRIORITIES:
         return (
             "invalid_request",
@@ -73,6 +75,17 @@ def _embedding_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str
     if tokens <= model.context_length:
         return None
     return "context_length_exceeded", f"the text has {tokens} tokens; {model.name} takes at most {model.context_length}"
+
+
+def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
+    if model.image_token_id is None:
+        return f"{model.name} takes no images; send text alone"
+    end = 0
+    for image in submit.images:
+        if not end <= image.position < len(submit.prompt_token_ids) or image.num_tokens < 1:
+            return f"an image's tokens are {image.num_tokens} from {image.position} on; they must lie in the prompt, behind those of the one before"
+        end = image.position + image.num_tokens
+    return None
 
 
 def _sampling_problem(sampling: SamplingParams, vocab_size: int) -> str | None:

@@ -12,7 +12,7 @@ from engine.description.decoder_config import LayerKind, refuse_unless, text_key
 from engine.description.grouped_moe import GroupedMoeConfig, read_experts
 from engine.description.rotary import RotaryRule, read_rotary_rule, sharpening
 from engine.description.shapes import LatentShape
-from engine.description.vision import VisionShape
+from engine.description.vision import PatchedVision
 from engine.description.weights import WeightShape, norm, projections, summed
 from engine.kv.layout import CachedLayer, CacheSegment
 from engine.weights.config import number, positive_int
@@ -30,7 +30,7 @@ class LatentConfig(GroupedMoeConfig):
     kv_rank: int
     nope_dim: int
     value_dim: int
-    vision: VisionShape | None
+    vision: PatchedVision | None
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
@@ -103,7 +103,7 @@ def parse_config(config: Mapping[str, Any]) -> LatentConfig:
         kv_rank=positive_int(text, "kv_lora_rank"),
         nope_dim=nope_dim,
         value_dim=positive_int(text, "v_head_dim"),
-        vision=_vision(config.get("vision_config")),
+        vision=PatchedVision.read(vision) if (vision := config.get("vision_config")) else None,
         **read_experts(text, groups=8, top_groups=4, scale=2.5),
     )
     return replace(read, num_kv_heads=0)
@@ -114,19 +114,3 @@ def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
     described = config.get("rope_parameters") or config.get("rope_scaling") or {}
     weight = number(described, "mscale_all_dim", 0.0)
     return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0
-
-
-def _vision(config: Mapping[str, Any] | None) -> VisionShape | None:
-    if not config:
-        return None
-    hidden, patch = positive_int(config, "vt_hidden_size"), positive_int(config, "patch_size")
-    height, width = config.get("merge_kernel_size") or (2, 2)
-    joined = hidden * height * width
-    return VisionShape(
-        num_layers=positive_int(config, "vt_num_hidden_layers"),
-        hidden_size=hidden,
-        intermediate_size=positive_int(config, "vt_intermediate_size"),
-        patch_numbers=3 * patch**2,
-        num_positions=positive_int(config, "init_pos_emb_height") * positive_int(config, "init_pos_emb_width"),
-        projections=((joined, joined), (0, joined)),
-    )

@@ -5,12 +5,31 @@ these without an image being read (engine/image_prompt.py), and images are prepa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
+from engine.weights.checkpoint import read_json
 from engine.weights.config import flag, number, positive_int
+
+
+class ColorRule(NamedTuple):
+    """What is taken from each colour, from 0 to 1, and what the rest is divided by."""
+
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def read(cls, processor: Mapping[str, Any]) -> "ColorRule":
+        found = []
+        for key in ("image_mean", "image_std"):
+            value = processor.get(key) or [0.5] * 3
+            if not isinstance(value, list) or len(value) != 3 or not all(isinstance(one, int | float) for one in value):
+                raise CheckpointError(f"preprocessor_config.json has {key} = {value!r}; it must be three numbers")
+            found.append((float(value[0]), float(value[1]), float(value[2])))
+        return cls(*found)
 
 
 class TileGrid(NamedTuple):
@@ -34,6 +53,8 @@ class TiledImages(NamedTuple):
     fills_canvas: bool  # small images grow to the largest canvas, too
     tile_tokens: int  # embeddings of a tile
     patch_size: int
+    placeholder: int  # token whose embeddings are the image's
+    colors: ColorRule = ColorRule()
 
     @classmethod
     def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "TiledImages":
@@ -52,7 +73,9 @@ class TiledImages(NamedTuple):
                 f"config.json has pixel_shuffle_ratio = {shrinks}; it must divide {tile // patch} patches"
             )
         max_tiles = positive_int(processor, "max_patches", 16)
-        return cls(tile, max_tiles, flag(processor, "resize_to_max_canvas", False), int(tokens), patch)
+        placeholder = positive_int(config, "image_token_index", positive_int(config, "image_token_id", 200092))
+        fills = flag(processor, "resize_to_max_canvas", False)
+        return cls(tile, max_tiles, fills, int(tokens), patch, placeholder, ColorRule.read(processor))
 
     def grid(self, width: int, height: int) -> TileGrid:
         side = self.tile_size
@@ -84,6 +107,8 @@ class PatchedImages(NamedTuple):
     merge: int
     max_patches: int
     max_side: int
+    placeholder: int  # token whose embeddings are the image's
+    colors: ColorRule = ColorRule()
 
     @classmethod
     def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "PatchedImages":
@@ -96,7 +121,9 @@ class PatchedImages(NamedTuple):
             raise CheckpointError(f"config.json has merge_kernel_size = {merge!r}; supported are squares")
         side = positive_int(own, "patch_limit_on_one_side", (processor.get("size") or {}).get("max_height", 512))
         most = positive_int(own, "in_patch_limit", positive_int(processor, "max_patches", 16384))
-        return cls(positive_int(vision, "patch_size", 14), int(merge[0]), most, side)
+        placeholder = positive_int(config, "media_placeholder_token_id", positive_int(config, "image_token_id", 163605))
+        colors = ColorRule.read(own or processor)
+        return cls(positive_int(vision, "patch_size", 14), int(merge[0]), most, side, placeholder, colors)
 
     def grid(self, width: int, height: int) -> PatchGrid:
         patch, longest = self.patch_size, self.max_side * self.patch_size
@@ -109,6 +136,32 @@ class PatchedImages(NamedTuple):
     def num_tokens(self, width: int, height: int) -> int:
         grid = self.grid(width, height)
         return grid.rows * grid.columns // self.merge**2
+
+
+ImageSizes = TiledImages | PatchedImages
+_READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]] = {
+    "KimiK25ForConditionalGeneration": PatchedImages.read,
+    "Llama4ForConditionalGeneration": TiledImages.read,
+}
+
+
+def read_image_sizes(folder: Path) -> ImageSizes | None:
+    """Return the rule of a checkpoint's images; None: it takes none. Raises CheckpointError."""
+    config = read_json(folder, "config.json")
+    read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
+    if read is None or not config.get("vision_config"):
+        return None
+    return read(config, _processor(folder))
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint says of its image processor: preprocessor_config.json, or a part of processor_config.json; nothing where there is
+    neither."""
+    if (folder / "preprocessor_config.json").exists():
+        return read_json(folder, "preprocessor_config.json")
+    if (folder / "processor_config.json").exists():
+        return dict(read_json(folder, "processor_config.json").get("image_processor") or {})
+    return {}
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,4 @@
-"""Llama 4's config: layers that attend within chunks, every fourth that sees everything, experts with a shared one beside them. Its vision tower is
-weights alone here."""
+"""Llama 4's config: layers that attend within chunks, every fourth that sees everything, experts with a shared one beside them, a vision tower."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, refuse_unless, text_keys
 from engine.description.rotary import read_rotary_rule
 from engine.description.shapes import ExpertsShape
-from engine.description.vision import VisionShape
+from engine.description.vision import TiledVision
 from engine.description.weights import WeightShape, experts, gated, router
 from engine.errors import CheckpointError
 from engine.weights.config import flag, layer_numbers, number, positive_int, positive_number
@@ -23,7 +22,7 @@ class Llama4Config(DecoderConfig):
     experts: ExpertsShape
     top_k: int
     sparse_layers: frozenset[int]
-    vision: VisionShape | None
+    vision: TiledVision | None
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         hidden, forward, bias = self.hidden_size, f"{name}.feed_forward", self.attention_bias
@@ -67,7 +66,7 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
         ),
         top_k=read_top_k(text, num_experts, 1),
         sparse_layers=frozenset(sparse),
-        vision=_vision(config.get("vision_config")),
+        vision=TiledVision.read(vision) if (vision := config.get("vision_config")) else None,
     )
 
 
@@ -85,18 +84,3 @@ def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]
     types = ["chunked_attention" if turns[i] else "full_attention" for i in range(num_layers)]
     refuse_unless(config, "layer_types", types, None)
     return tuple(LayerKind(chunk, is_chunked=True) if turns[i] else LayerKind(rotary=None) for i in range(num_layers))
-
-
-def _vision(config: Mapping[str, Any] | None) -> VisionShape | None:
-    if not config:
-        return None
-    size, projected = positive_int(config, "intermediate_size"), positive_int(config, "vision_output_dim")
-    joined = positive_int(config, "projector_input_dim")
-    return VisionShape(
-        num_layers=positive_int(config, "num_hidden_layers"),
-        hidden_size=positive_int(config, "hidden_size"),
-        intermediate_size=size,
-        patch_numbers=3 * positive_int(config, "patch_size") ** 2,
-        num_positions=(positive_int(config, "image_size") // positive_int(config, "patch_size")) ** 2 + 1,
-        projections=((joined, size), (projected, joined), (0, projected)),
-    )

@@ -74,7 +74,8 @@ class PrefixLookup:
         """Return the hashes of the blocks in which a prefix may lie."""
         if sequence.needs_every_token or not self._shares_prefixes:
             return []
-        extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, self._groups.block_size)
+        size = self._groups.block_size
+        extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, size, sequence.images)
         return sequence.block_hashes[: self.num_sharable(sequence)]
 
     def _has_in(self, places: tuple[str, ...]) -> Callable[[bytes], bool]:

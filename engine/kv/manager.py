@@ -97,7 +97,8 @@ class BlockManager:
             return
         if len(sequence.block_hashes) < complete:  # only of tokens that are known
             known = sequence.token_ids[:num_tokens]
-            extend_chain(sequence.block_hashes, sequence.chain_root, known, self._groups.block_size)
+            size = self._groups.block_size
+            extend_chain(sequence.block_hashes, sequence.chain_root, known, size, sequence.images)
         for group, table in enumerate(sequence.tables):
             for i in range(sequence.num_registered_blocks, complete):
                 name = block_name(sequence.block_hashes[i], group)

@@ -1,6 +1,6 @@
 """The hash chain that names a block's content: everything a key or value depends on, and nothing else.
 
-A block's hash covers its tokens and, through the chain, all tokens before it; the chain starts from (tenant salt,
+A block's hash covers its tokens, the images that some of them stand for and, through the chain, all before it; the chain starts from (tenant salt,
 identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the
 process that made them: blocks wait under them in the tiers for the next one. Refuses to know where a block lies.
 """
@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
+
+from engine.images.prompt import SequenceImage, images_name
 
 _DIGEST_BYTES = 32  # a collision would show one conversation's cache to another: as strong as the salt is secret
 
@@ -39,10 +41,13 @@ def block_name(block_hash: bytes, group: int) -> bytes:
     return block_hash if group == 0 else block_hash[:-1] + bytes([block_hash[-1] ^ group])
 
 
-def extend_chain(chain: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
-    """Append to `chain` the hash of every full block of `token_ids` that it lacks."""
+def extend_chain(
+    chain: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int, images: Sequence[SequenceImage] = ()
+) -> None:
+    """Append to `chain` the hash of every full block of `token_ids` that it lacks. `images`: that some of them stand for."""
     parent = chain[-1] if chain else root
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size])
-        parent = blake2b(parent + tokens.tobytes(), digest_size=_DIGEST_BYTES).digest()
+        named = images_name(images, start, start + block_size) if images else b""
+        parent = blake2b(parent + tokens.tobytes() + named, digest_size=_DIGEST_BYTES).digest()
         chain.append(parent)

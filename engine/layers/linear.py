@@ -46,10 +46,14 @@ class Linear:
         return cls(weight, loader.rows(biases, rows, split=split, unit=unit) if has_bias else None, first, ends)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        y = self.weight.linear(x, self.bias)
+        y = self.plain(x)
         if context.adapters is None or not self._ends:
             return y
         return context.adapters.add(y, x, self._first, self._ends)
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, columns] -> [tokens, rows], without adapters"""
+        return self.weight.linear(x, self.bias)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
         """x [tokens, columns] -> activation of gate and up, which are one matrix"""

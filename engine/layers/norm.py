@@ -1,8 +1,9 @@
-"""RMS normalisation with its weight: of hidden states, alone or behind the residual addition, and of attention heads."""
+"""Normalisations with their weights: of hidden states, alone or behind the residual addition, and of attention heads."""
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 from engine.description.shapes import NormKind
 from engine.weights.loader import WeightLoader
@@ -26,6 +27,22 @@ class RMSNorm:
         if residual is None:
             return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class LayerNorm:
+    """Mean and variance, with a bias: of encoders."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
+
+    @classmethod
+    def load(cls, loader: WeightLoader, name: str, size: int, eps: float) -> "LayerNorm":
+        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size), eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class HeadNorm:

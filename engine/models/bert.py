@@ -13,22 +13,8 @@ import torch.nn.functional as F
 from engine.context import Context
 from engine.description.bert import BertConfig
 from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
 from engine.weights.loader import WeightLoader
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-
-    @classmethod
-    def load(cls, loader: WeightLoader, name: str, config: BertConfig) -> "LayerNorm":
-        size = config.hidden_size
-        return cls(loader.tensor(f"{name}.weight", size), loader.tensor(f"{name}.bias", size), config.eps)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +35,10 @@ class EncoderLayer:
             num_heads=config.num_heads,
             qkv_proj=Linear.load(loader, qkv, [hidden] * 3, hidden, bias=True),
             o_proj=Linear.load(loader, [f"{name}.attention.output.dense"], [hidden], hidden, bias=True),
-            attention_norm=LayerNorm.load(loader, f"{name}.attention.output.LayerNorm", config),
+            attention_norm=LayerNorm.load(loader, f"{name}.attention.output.LayerNorm", hidden, config.eps),
             up_proj=Linear.load(loader, [f"{name}.intermediate.dense"], [inner], hidden, bias=True),
             down_proj=Linear.load(loader, [f"{name}.output.dense"], [hidden], inner, bias=True),
-            output_norm=LayerNorm.load(loader, f"{name}.output.LayerNorm", config),
+            output_norm=LayerNorm.load(loader, f"{name}.output.LayerNorm", hidden, config.eps),
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -101,7 +87,7 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     rows = config.first_position + config.context_length
     positions = loader.tensor(f"{names}.position_embeddings.weight", rows, hidden)[config.first_position :]
     types = loader.tensor(f"{names}.token_type_embeddings.weight", config.num_token_types, hidden)
-    norm = LayerNorm.load(loader, f"{names}.LayerNorm", config)
+    norm = LayerNorm.load(loader, f"{names}.LayerNorm", hidden, config.eps)
     layers = [EncoderLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
     # The pooler and the heads serve other tasks; position_ids count from zero.
     loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")

@@ -17,6 +17,7 @@ from engine.layers.embedding import TokenEmbedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.layers.temperature import Temperature
+from engine.vision.tower import VisionEncoder
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import MatrixPart
 
@@ -86,6 +87,7 @@ class Decoder:
         self.rotary = rotary
         self.temperature = temperature
         self.projections = projections
+        self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -109,11 +111,14 @@ class Decoder:
         return replace(context, turns=turns, temperatures=self.temperature and self.temperature.at(positions))
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the hidden states before the first layer: of the batch's token ids, or `rows` [tokens, hidden] in their place."""
+        """Return the hidden states before the first layer: of the batch's token ids and images, or `rows` [tokens, hidden] in their place."""
         if rows is not None:
             return rows
         assert self.embedding is not None, "a later stage is given hidden states"
-        return self.embedding(context.batch.token_ids, context)
+        x = self.embedding(context.batch.token_ids, context)
+        if context.images is None:
+            return x
+        return x.index_copy(0, context.images.rows, context.images.embeddings)
 
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context

@@ -1,7 +1,7 @@
 """DeepSeek-V3, Kimi K2 and K2.5's text as a table of parts: latent attention, a few dense layers, then experts with shared ones beside them.
 
-Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower, which is
-not computed.
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.5 the same behind "language_model.", beside a vision tower
+(engine/vision/kimi.py).
 """
 
 from engine.description.deepseek_v3 import LatentConfig
@@ -13,6 +13,7 @@ from engine.layers.moe import Experts, SparseMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.routing import GroupedRouter
 from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from engine.vision.kimi import PatchEncoder
 from engine.weights.loader import WeightLoader
 
 
@@ -28,8 +29,12 @@ def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Dec
         )
 
     skip_mtp_layers(config, loader)
-    loader.skip(r"(vision_tower|mm_projector)\..*")
-    return load_decoder(config, loader, context_length, layer)
+    decoder = load_decoder(config, loader, context_length, layer)
+    if config.vision is not None and decoder.embedding is not None and "mm_projector.pre_norm.weight" in loader:
+        decoder.vision = PatchEncoder(config.vision, loader.unshared(), hidden)
+    else:
+        loader.skip(r"(vision_tower|mm_projector)\..*")
+    return decoder
 
 
 def load_feed_forward(config: GroupedMoeConfig, loader: WeightLoader, layer: int, name: str) -> Part:

@@ -1,7 +1,7 @@
 """Llama 4 (text) as a table of parts: layers that attend within chunks and some that see everything, dense layers between those with experts.
 
-Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: behind "language_model.", beside a vision tower, which
-is not computed. Its experts are in one tensor for each layer; quantizers store them one by one.
+Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: behind "language_model.", beside a vision tower
+(engine/vision/llama4.py). Its experts are in one tensor for each layer; quantizers store them one by one.
 """
 
 from engine.description.llama4 import Llama4Config
@@ -14,6 +14,7 @@ from engine.layers.norm import RMSNorm
 from engine.layers.routing import SigmoidRouter
 from engine.layers.temperature import Temperature
 from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from engine.vision.llama4 import TileEncoder
 from engine.weights.loader import WeightLoader
 
 
@@ -51,6 +52,10 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
             feed_forward=feed_forward(i, f"{name}.feed_forward"),
         )
 
-    loader.skip(r"(vision_model|multi_modal_projector)\..*")
     temperature = config.temperature and Temperature(*config.temperature)
-    return load_decoder(config, loader, context_length, layer, temperature=temperature)
+    decoder = load_decoder(config, loader, context_length, layer, temperature=temperature)
+    if config.vision is not None and decoder.embedding is not None and "vision_model.class_embedding" in loader:
+        decoder.vision = TileEncoder(config.vision, loader.unshared(), hidden)
+    else:
+        loader.skip(r"(vision_model|multi_modal_projector)\..*")
+    return decoder

@@ -20,7 +20,9 @@ from engine.parallel.channel import RankChannel
 from engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
+    DropImage,
     DropModel,
+    EncodeImage,
     FetchBlocks,
     FinishStep,
     LoadPart,
@@ -79,6 +81,10 @@ class Follower:
                 self._models[model].adapters.read(source)
             case PlaceAdapter(model, slot, source):
                 self._models[model].adapters.place(slot, source)
+            case EncodeImage(model, digest, piece):
+                self._models[model].runner.encode_image(digest, piece)
+            case DropImage(model, digest):
+                self._models[model].runner.drop_image(digest)
             case ClearSlab(slab):
                 self._memory.arena.clear(slab)
             case LoadPart() | WarmUpPart():

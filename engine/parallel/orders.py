@@ -1,10 +1,13 @@
 """What the first rank tells the others, in the order in which it does the same itself: every decision is its own."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.protocol import AdapterSource, ModelSpec
 from engine.step import StepInput
+
+if TYPE_CHECKING:
+    import torch
 
 
 class LoadPart(NamedTuple):
@@ -60,6 +63,19 @@ class PlaceAdapter(NamedTuple):
     model: str
     slot: int
     source: AdapterSource
+
+
+class EncodeImage(NamedTuple):
+    """Encode the next piece of an image, as every rank does for itself: what goes between ranks are sums."""
+
+    model: str
+    digest: bytes
+    piece: "torch.Tensor"
+
+
+class DropImage(NamedTuple):
+    model: str
+    digest: bytes
 
 
 class DropModel(NamedTuple):

@@ -26,7 +26,9 @@ from engine.parallel.communicator import RankLinks, link, new_store
 from engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
+    DropImage,
     DropModel,
+    EncodeImage,
     FetchBlocks,
     FinishStep,
     LoadPart,
@@ -42,6 +44,8 @@ from engine.protocol import AdapterSource, HostConfig, ModelSpec
 from engine.results import RunResult
 from engine.runner import BegunStep, Forwarded, LaunchedStep, ModelRunner
 from engine.step import ChoiceRow, StepInput
+from engine.vision.picture import PreparedImage
+from engine.vision.store import RunnerImages
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +111,10 @@ class RankGroup:
     def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
         """Return what puts adapters into the slots of all ranks."""
         return RankedAdapters(own, model, self)
+
+    def images(self, own: RunnerImages, model: str) -> "RankedImages":
+        """Return what encodes images on all ranks."""
+        return RankedImages(own, model, self)
 
     def copier(self, own: BlockCopier, model: str, block_bytes: int) -> "RankedCopier":
         """Return what moves all ranks' parts of the model's blocks. `block_bytes`: of one part."""
@@ -277,6 +285,28 @@ class RankedAdapters:
     def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
         self._group.send(PlaceAdapter(self._model, slot, source))
         self._own.place(slot, source, content)
+
+
+class RankedImages:
+    """The image encoder of a model that ranks share: each encodes every image for itself, between the same steps."""
+
+    def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
+        self.placeholder = own.placeholder
+        self.token_bytes = own.token_bytes
+        self._own = own
+        self._model = model
+        self._group = group
+
+    def prepare(self, data: bytes) -> PreparedImage:
+        return self._own.prepare(data)
+
+    def encode(self, digest: bytes, piece: torch.Tensor) -> None:
+        self._group.send(EncodeImage(self._model, digest, piece))
+        self._own.encode(digest, piece)
+
+    def drop(self, digest: bytes) -> None:
+        self._group.send(DropImage(self._model, digest))
+        self._own.drop(digest)
 
 
 class PipelinedStep(NamedTuple):

@@ -40,6 +40,7 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
         priority=submit.priority,
         hands_over=True,
         adapter=submit.adapter,
+        images=tuple(image for image in submit.images if image.position < num_tokens),
     )
 
 

@@ -1,0 +1,39 @@
+"""A sequence's images, as its prompt has them."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+from engine.protocol import PromptImage
+
+
+class SequenceImage(NamedTuple):
+    digest: bytes
+    data: bytes  # the file
+    start: int  # of its run in the prompt
+    end: int
+    places: "array[int]"  # positions of its placeholders, the first embedding's first
+    is_cut: bool  # the prompt ends within it: another host goes on behind
+
+    @classmethod
+    def of(cls, image: PromptImage, data: bytes, prompt: SequenceOf[int], placeholder: int) -> "SequenceImage":
+        start, end = image.position, image.position + image.num_tokens
+        places = array("q", [i for i in range(start, min(end, len(prompt))) if prompt[i] == placeholder])
+        return cls(image.digest, data, start, end, places, end > len(prompt))
+
+    def between(self, start: int, end: int) -> tuple[int, "array[int]"]:
+        """Return its first embedding among these tokens of the sequence, and the positions of all there."""
+        first = bisect_left(self.places, start)
+        return first, self.places[first : bisect_left(self.places, end)]
+
+
+def images_name(images: SequenceOf[SequenceImage], start: int, end: int) -> bytes:
+    """Return what tells a block of these tokens from one with other images there; b"" where it has none."""
+    return b"".join(
+        [
+            image.digest + (start - image.start).to_bytes(8, "little", signed=True)
+            for image in images
+            if image.start < end and image.end > start
+        ]
+    )

@@ -1,0 +1,253 @@
+"""Which images are encoded, and which sequences wait for one.
+
+A sequence is scheduled as any other. When its next chunk holds an image that is not encoded, it waits without blocks (engine/awaited.py), while a
+thread reads and prepares its images, and steps encode them piece by piece beside what else they compute; then it goes back to its old place, and
+what it had computed is found cached. What a sequence waits for stays until the prompt behind it is computed; other images while there is room, those
+used last for longest. Those that wait are served in order of arrival, so that no two wait for each other's room. Refuses to know tensors.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from engine.errors import ImageError, RankLostError
+from engine.images.files import ImageFiles
+from engine.images.prompt import SequenceImage
+from engine.plan import Chunk
+from engine.protocol import ErrorCode
+from engine.sequence import Sequence
+
+MOST_BYTES = 256 << 20  # of embeddings; in bf16 10 images of Llama 4 Scout with 16 tiles
+_PREPARED_AHEAD = 2  # sequences whose images are read while those before them are encoded
+
+
+class Prepared(Protocol):
+    """An image that has been read."""
+
+    @property
+    def pieces(self) -> SequenceOf[Any]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class ImageEncoder(Protocol):
+    """A model's encoder, and the memory of what it has made."""
+
+    placeholder: int  # the token that stands for an embedding
+    token_bytes: int  # of one
+
+    def prepare(self, data: bytes) -> Prepared:
+        """Read a file, from any thread. Raises ImageError."""
+
+    def encode(self, digest: bytes, piece: Any) -> None:
+        """Encode the next piece of an image, and keep it."""
+
+    def drop(self, digest: bytes) -> None:
+        """Forget an image."""
+
+
+class ImageFailure(NamedTuple):
+    sequence: Sequence
+    code: ErrorCode
+    message: str
+
+
+class _Encoded:
+    """An image of which some pieces are encoded, or all."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_pieces = 0
+        self.is_whole = False
+        self.users = 0  # sequences that will compute its tokens
+
+
+class ImageResidency:
+    def __init__(self, encoder: ImageEncoder, most_bytes: int = MOST_BYTES) -> None:
+        self.files = ImageFiles()
+        self.placeholder = encoder.placeholder
+        self.num_encoded = 0
+        self.num_found = 0
+        self._encoder = encoder
+        self._most_bytes = most_bytes
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by digest, the one used last behind the others
+        self._held: dict[Sequence, list[SequenceImage]] = {}
+        self._waiting: list[AwaitedImages] = []
+        self._prepared: dict[bytes, Future[Prepared]] = {}
+        self._threads = ThreadPoolExecutor(1, "images")
+
+    def computable(self, chunks: list[Chunk], defer: "Callable[[AwaitedImages], None]") -> list[Chunk]:
+        """Return the chunks whose images are encoded, and let the other sequences wait."""
+        for sequence in [one for one in self._held if one.num_completed_tokens >= one.images[-1].end]:
+            self.release(sequence)
+        return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
+
+    def encode(self, most_pieces: int, clock: Callable[[], float], until: float) -> tuple[bool, list[ImageFailure]]:
+        """Encode what the first of those that wait lack: a piece, and more of them up to a time. Return whether anything was encoded, and the
+        sequences that cannot go on."""
+        num_pieces, failures = 0, []
+        while self._waiting and num_pieces < most_pieces and (not num_pieces or clock() < until):
+            awaited = self._waiting[0]
+            try:
+                if not self._advance(awaited):
+                    break
+                num_pieces += 1
+            except RankLostError:
+                raise
+            except Exception as error:  # whatever a decoder or a device raises of one image ends its sequence alone
+                failures.append(self._failure(awaited, error))
+        return num_pieces > 0, failures
+
+    def release(self, sequence: Sequence) -> None:
+        """Let what a sequence has waited for make room for others."""
+        for image in self._held.pop(sequence, ()):
+            self._encoded[image.digest].users -= 1
+
+    def release_all(self) -> None:
+        """Forget who holds an image: all sequences have ended."""
+        for sequence in list(self._held):
+            self.release(sequence)
+
+    def cancel(self, awaited: "AwaitedImages") -> None:
+        if awaited in self._waiting:
+            self._waiting.remove(awaited)
+            self._forget_unwanted()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _can_compute(self, chunk: Chunk, defer: "Callable[[AwaitedImages], None]") -> bool:
+        sequence, held = chunk.sequence, self._held.get(chunk.sequence, [])
+        if all([image in held or not image.between(chunk.start, chunk.end)[1] for image in sequence.images]):
+            return True
+        awaited = AwaitedImages(sequence, self, [image for image in sequence.images if image.end > chunk.start])
+        self.release(sequence)
+        found = [image for image in awaited.images if self._is_whole(image.digest)]
+        self.num_found += len(found)
+        if len(found) == len(awaited.images) and all(map(self._fits, found)):
+            self._hold(awaited)
+            return True
+        self._waiting.append(awaited)
+        self._prepare_ahead()
+        defer(awaited)
+        return False
+
+    def _advance(self, awaited: "AwaitedImages") -> bool:
+        """Take one step towards the first sequence's images. False: nothing can be done now."""
+        lacking = next((image for image in awaited.images if not self._is_whole(image.digest)), None)
+        if lacking is None:
+            self._waiting.remove(awaited)
+            for image in awaited.images:
+                self._require_fit(image, self._encoded[image.digest].num_tokens)
+            self._hold(awaited)
+            self._forget_unwanted()
+            return self._waiting != [] and self._advance(self._waiting[0])
+        digest = lacking.digest
+        prepared = self._prepared.get(digest)
+        if prepared is None or not prepared.done():
+            self._prepare_ahead()
+            return False
+        content = prepared.result()
+        encoded = self._encoded.get(digest)
+        if encoded is None:
+            self._require_fit(lacking, content.num_tokens)
+            if not self._make_room(content.num_tokens, awaited):
+                return False
+            encoded = self._encoded[digest] = _Encoded(content.num_tokens)
+        self._encoder.encode(digest, content.pieces[encoded.num_pieces])
+        encoded.num_pieces += 1
+        if encoded.num_pieces == len(content.pieces):
+            encoded.is_whole = True
+            self.num_encoded += 1
+            del self._prepared[digest]
+        return True
+
+    def _failure(self, awaited: "AwaitedImages", error: Exception) -> ImageFailure:
+        """Forget a sequence that cannot go on, and return why."""
+        if awaited in self._waiting:
+            self._waiting.remove(awaited)
+        lacking = next((image for image in awaited.images if not self._is_whole(image.digest)), awaited.images[-1])
+        number = 1 + awaited.sequence.images.index(lacking)
+        self._forget_unwanted()
+        if isinstance(error, ImageError):
+            return ImageFailure(awaited.sequence, "invalid_request", f"image {number} of the prompt: {error}")
+        return ImageFailure(
+            awaited.sequence,
+            "engine_error",
+            f"image {number} of the prompt could not be encoded: {type(error).__name__}: {error}",
+        )
+
+    def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
+        """Drop images that nobody holds until there is room for one more. Where nobody holds any, one sequence may have more than there is room."""
+        kept = {image.digest for image in awaited.images}
+        for digest in [digest for digest, one in self._encoded.items() if not one.users and digest not in kept]:
+            if self._num_bytes(num_tokens) <= self._most_bytes:
+                return True
+            self._drop(digest)
+        return self._num_bytes(num_tokens) <= self._most_bytes or not self._held
+
+    def _num_bytes(self, more_tokens: int) -> int:
+        return self._encoder.token_bytes * (more_tokens + sum(one.num_tokens for one in self._encoded.values()))
+
+    def _prepare_ahead(self) -> None:
+        for awaited in self._waiting[:_PREPARED_AHEAD]:
+            for image in awaited.images:
+                if not self._is_whole(image.digest) and image.digest not in self._prepared:
+                    self._prepared[image.digest] = self._threads.submit(self._encoder.prepare, image.data)
+
+    def _forget_unwanted(self) -> None:
+        """Forget what was begun for sequences that do not wait any more."""
+        wanted = {image.digest for awaited in self._waiting for image in awaited.images}
+        for digest in [digest for digest in self._prepared if digest not in wanted]:
+            self._prepared.pop(digest).cancel()
+        for digest in [digest for digest, one in self._encoded.items() if not one.is_whole and digest not in wanted]:
+            self._drop(digest)
+        self._prepare_ahead()
+
+    def _hold(self, awaited: "AwaitedImages") -> None:
+        self._held[awaited.sequence] = awaited.images
+        for image in awaited.images:
+            self._encoded[image.digest].users += 1
+            self._encoded.move_to_end(image.digest)
+        awaited.is_done = True
+
+    def _drop(self, digest: bytes) -> None:
+        del self._encoded[digest]
+        self._encoder.drop(digest)
+
+    def _is_whole(self, digest: bytes) -> bool:
+        return digest in self._encoded and self._encoded[digest].is_whole
+
+    def _fits(self, image: SequenceImage) -> bool:
+        num_places, num_tokens = len(image.places), self._encoded[image.digest].num_tokens
+        return num_places <= num_tokens if image.is_cut else num_places == num_tokens
+
+    @staticmethod
+    def _require_fit(image: SequenceImage, num_tokens: int) -> None:
+        num_places = len(image.places)
+        if num_places > num_tokens or (num_places < num_tokens and not image.is_cut):
+            raise ImageError(f"the prompt has {num_places} placeholders for it, and it has {num_tokens} embeddings")
+
+
+class AwaitedImages:
+    """Images that a sequence waits for while others run."""
+
+    is_admitted = False
+    deadline = math.inf  # what is waited for is this host's own work, and ends or fails
+
+    def __init__(self, sequence: Sequence, residency: ImageResidency, images: list[SequenceImage]) -> None:
+        self.sequence = sequence
+        self.images = images
+        self.num_tokens = len(sequence.token_ids)
+        self.is_done = False
+        self._residency = residency
+
+    def cancel(self) -> None:
+        self._residency.cancel(self)
+
+    def take(self) -> None:
+        """Nothing is to be given: the images are held for the sequence."""

@@ -1,0 +1,39 @@
+"""Encoded images of a model on one rank's device, and what a step takes of them."""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.context import ImageRows
+from engine.step import ImageInput
+from engine.transfer import to_device
+
+
+class _EncodedImage(NamedTuple):
+    pieces: list[torch.Tensor]  # [tokens, hidden], one behind the other
+
+
+class ImageMemory:
+    def __init__(self) -> None:
+        self._images: dict[bytes, _EncodedImage] = {}
+
+    def add(self, digest: bytes, piece: torch.Tensor) -> None:
+        """Keep the next piece of an image."""
+        self._images.setdefault(digest, _EncodedImage([])).pieces.append(piece)
+
+    def drop(self, digest: bytes) -> None:
+        self._images.pop(digest, None)
+
+    def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
+        """Return the embeddings of a step's images; None: it has none."""
+        if not images:
+            return None
+        rows = array("q", [row for image in images for row in image.rows])
+        found = []
+        for image in images:
+            pieces = self._images[image.digest].pieces
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            found.append(whole[image.first : image.first + len(image.rows)])
+        return ImageRows(to_device(torch.frombuffer(rows, dtype=torch.int64), device), torch.cat(found))

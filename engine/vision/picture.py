@@ -1,0 +1,84 @@
+"""From an image's file to what an encoder takes: decoded by Pillow, resized, cut and coloured as the checkpoint's own processor does it.
+
+Runs in any thread. Every number equals that of the processors in `transformers` (8-bit resizing by torch, which those call through torchvision).
+"""
+
+import io
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
+from engine.errors import ImageError
+from engine.image_prompt import IMAGE_FORMATS, MOST_PIXELS
+
+
+class PreparedImage(NamedTuple):
+    """What is encoded of an image, piece by piece: a piece's patches see each other and no others."""
+
+    pieces: list[torch.Tensor]  # patches with their numbers, [rows, columns, 3 * patch_size**2], colour by colour
+    num_tokens: int  # embeddings that come of all of them
+
+
+def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
+    """Read a file and prepare it. Raises ImageError."""
+    picture = read_picture(data)
+    return _tiles(picture, sizes) if isinstance(sizes, TiledImages) else _patches(picture, sizes)
+
+
+def read_picture(data: bytes) -> torch.Tensor:
+    """Decode a file to [3, height, width] uint8; of one that moves the first picture. Transparency is dropped. Raises ImageError."""
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ImageError(f"it has {width} x {height} pixels; at most {MOST_PIXELS} are decoded")
+            pixels = bytearray(image.convert("RGB").tobytes())
+    except ImageError:
+        raise
+    except Exception as error:  # a decoder raises whatever a broken file makes of it
+        raise ImageError(f"it cannot be read as {', '.join(IMAGE_FORMATS)}: {error}") from error
+    return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
+
+
+def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
+    side = sizes.tile_size
+    grid = sizes.grid(picture.shape[2], picture.shape[1])
+    canvas = picture.new_zeros(3, grid.rows * side, grid.columns * side)
+    canvas[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, "bilinear")
+    tiles = [tile for row in torch.split(canvas, side, 1) for tile in torch.split(row, side, 2)]
+    if len(tiles) > 1:
+        tiles.append(_resized(picture, side, side, "bilinear"))
+    mean, std = (torch.tensor(numbers, dtype=torch.bfloat16).view(3, 1, 1) for numbers in sizes.colors)
+    # In bf16, step by step, as the processor does whatever the model's type is.
+    colored = [((tile.to(torch.bfloat16) * (1 / 255)) - mean) / std for tile in tiles]
+    return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
+
+
+def _patches(picture: torch.Tensor, sizes: PatchedImages) -> PreparedImage:
+    grid = sizes.grid(picture.shape[2], picture.shape[1])
+    padded = picture.new_zeros(3, grid.rows * sizes.patch_size, grid.columns * sizes.patch_size)
+    padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, "bicubic")
+    mean, std = _of_bytes(sizes.colors)
+    patches = _cut((padded.float() - mean) / std, sizes.patch_size)
+    return PreparedImage([patches], grid.rows * grid.columns // sizes.merge**2)
+
+
+def _resized(picture: torch.Tensor, width: int, height: int, mode: str) -> torch.Tensor:
+    if picture.shape[1:] == (height, width):
+        return picture
+    return F.interpolate(picture.unsqueeze(0), (height, width), mode=mode, align_corners=False, antialias=True)[0]
+
+
+def _of_bytes(colors: ColorRule) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and deviation of colours from 0 to 255."""
+    mean, std = (torch.tensor(numbers) * (1.0 / (1 / 255)) for numbers in colors)
+    return mean.view(3, 1, 1), std.view(3, 1, 1)
+
+
+def _cut(pixels: torch.Tensor, patch: int) -> torch.Tensor:
+    """pixels [3, height, width] -> patches [rows, columns, 3 * patch**2]"""
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+    return pixels.view(3, rows, patch, columns, patch).permute(1, 3, 0, 2, 4).reshape(rows, columns, -1)

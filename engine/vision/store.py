@@ -1,0 +1,25 @@
+"""A model's image encoder in one process: images are prepared in any thread, and encoded by its runner between two steps."""
+
+import torch
+
+from engine.description.image_sizes import ImageSizes
+from engine.runner import ModelRunner
+from engine.vision.picture import PreparedImage, prepare_image
+
+
+class RunnerImages:
+    def __init__(self, runner: ModelRunner, sizes: ImageSizes, token_bytes: int) -> None:
+        """`token_bytes`: of one embedding."""
+        self.placeholder = sizes.placeholder
+        self.token_bytes = token_bytes
+        self._sizes = sizes
+        self._runner = runner
+
+    def prepare(self, data: bytes) -> PreparedImage:
+        return prepare_image(data, self._sizes)
+
+    def encode(self, digest: bytes, piece: torch.Tensor) -> None:
+        self._runner.encode_image(digest, piece)
+
+    def drop(self, digest: bytes) -> None:
+        self._runner.drop_image(digest)

@@ -1,0 +1,195 @@
+"""Tiny random checkpoints with vision towers, images of awkward sizes, and what `transformers` makes of both."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import (
+    DeepseekV3Config,
+    Kimi_K25Config,
+    Kimi_K25ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
+    PreTrainedModel,
+)
+
+from engine.description.image_sizes import ImageSizes, read_image_sizes
+from engine.image_prompt import ImagePlaceholders, SizedImage
+from engine.protocol import PromptImage
+from engine.vision.picture import prepare_image
+from tests.engine.families import LATENT, config
+
+PLACEHOLDER, MARKER = 9, 5  # Kimi's marker is its placeholder
+TOKENS = {
+    "<|image|>": 5,
+    "<|image_start|>": 6,
+    "<|image_end|>": 7,
+    "<|tile_x_separator|>": 3,
+    "<|tile_y_separator|>": 4,
+}
+FAMILIES = ("llama 4", "kimi k2.5")
+
+
+class VisionCheckpoint(NamedTuple):
+    """A checkpoint as it was written, and the model that wrote it."""
+
+    directory: Path
+    model: PreTrainedModel
+    sizes: ImageSizes
+
+    def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Lay out a prompt; -1 stands for each image."""
+        placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
+        assert placeholders is not None
+        marker = MARKER if self.is_tiled else PLACEHOLDER
+        images = [SizedImage(*Image.open(io.BytesIO(file)).size, digest(file), file) for file in files]
+        laid, placed = placeholders.expand([marker if token == -1 else token for token in token_ids], images)
+        return list(laid), placed
+
+    @property
+    def is_tiled(self) -> bool:
+        return isinstance(self.model, Llama4ForConditionalGeneration)
+
+    def with_images(self, *files: bytes) -> "ModelWithImages":
+        pieces = [piece for file in files for piece in prepare_image(file, self.sizes).pieces]
+        patch = 14 if self.is_tiled else 6
+        shapes = [piece.shape[:2] for piece in pieces]
+        cut = [piece.float().reshape(-1, 3, patch, patch) for piece in pieces]
+        if self.is_tiled:
+            whole = [
+                patches.view(rows, columns, 3, patch, patch).permute(2, 0, 3, 1, 4).reshape(3, rows * patch, -1)
+                for patches, (rows, columns) in zip(cut, shapes, strict=True)
+            ]
+            return ModelWithImages(self.model, {"pixel_values": torch.stack(whole)})
+        grids = torch.tensor([[1, rows, columns] for rows, columns in shapes])
+        return ModelWithImages(self.model, {"pixel_values": torch.cat(cut), "image_grid_thw": grids})
+
+
+class ModelWithImages(NamedTuple):
+    """The reference, whose prompts have these images."""
+
+    model: PreTrainedModel
+    inputs: dict[str, torch.Tensor]
+
+    def __call__(self, token_ids: torch.Tensor) -> Any:
+        return self.model(token_ids, **self.inputs)
+
+
+def digest(file: bytes) -> bytes:
+    import hashlib
+
+    return hashlib.sha256(file).digest()
+
+
+def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
+    """A file of random colours in soft shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
+    coarse = torch.rand(1, channels, 1 + height // 5, 1 + width // 5, generator=generator)
+    pixels = torch.nn.functional.interpolate(coarse, (height, width), mode="nearest")[0]
+    pixels = (pixels * 255).byte().permute(1, 2, 0).squeeze(-1).contiguous()
+    file = io.BytesIO()
+    Image.frombytes(mode, (width, height), bytes(pixels.flatten().tolist())).save(file, kind)
+    return file.getvalue()
+
+
+def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
+    """Write a checkpoint of awkward sizes with its vision tower."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = (_llama4() if name == "llama 4" else _kimi()).float().eval()
+        if hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "norm" in key:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+                elif key.endswith("bias") or "position_embeddings" in key:
+                    parameter.copy_(torch.randn_like(parameter) * 0.2)
+            for key, buffer in model.named_buffers():
+                if key.endswith("e_score_correction_bias"):
+                    buffer.copy_(torch.randn_like(buffer) * 0.2)
+    model.save_pretrained(directory)
+    described = json.loads((directory / "config.json").read_text())
+    if name == "kimi k2.5":
+        _rename(directory)
+        described["architectures"] = ["KimiK25ForConditionalGeneration"]
+        (directory / "preprocessor_config.json").write_text(json.dumps({"max_patches": 40, "size": {"max_height": 9}}))
+    else:
+        (directory / "preprocessor_config.json").write_text(json.dumps({"max_patches": 5}))
+    (directory / "config.json").write_text(json.dumps(described))
+    sizes = read_image_sizes(directory)
+    assert sizes is not None
+    return VisionCheckpoint(directory, model, sizes)
+
+
+# What `transformers` calls otherwise when it saves a checkpoint of K2.5 than the published one does.
+SAVED_NAMES = {
+    "language_model.model.blocks.": "language_model.model.layers.",
+    "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+    "model.mm_projector.": "mm_projector.",
+}
+
+
+def _rename(directory: Path) -> None:
+    tensors = {}
+    for key, tensor in load_file(directory / "model.safetensors").items():
+        prefix = next((saved for saved in SAVED_NAMES if key.startswith(saved)), "")
+        tensors[SAVED_NAMES.get(prefix, "") + key.removeprefix(prefix)] = tensor
+    save_file(tensors, directory / "model.safetensors")
+
+
+def _llama4() -> PreTrainedModel:
+    text = config(
+        Llama4TextConfig,
+        intermediate_size=30,
+        intermediate_size_mlp=57,
+        num_local_experts=5,
+        num_hidden_layers=4,
+        no_rope_layers=[1, 0, 1, 1],
+        moe_layers=[0, 1, 3],
+        attention_chunk_size=16,
+        floor_scale=9,
+        attn_scale=0.3,
+    )
+    vision = {
+        "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 96, "image_size": 56, "patch_size": 14,
+        "projector_input_dim": 22, "projector_output_dim": 22, "vision_output_dim": 22,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        "initializer_range": 0.15,
+    }  # fmt: skip
+    whole = Llama4Config(
+        text_config=text.to_dict(), vision_config=vision, image_token_index=PLACEHOLDER, tie_word_embeddings=False
+    )
+    whole.eos_token_id = 1
+    return Llama4ForConditionalGeneration._from_config(whole)
+
+
+def _kimi() -> PreTrainedModel:
+    text = config(
+        DeepseekV3Config,
+        **LATENT,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+    )
+    vision = {
+        "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 50, "patch_size": 6, "pos_emb_height": 4,
+        "pos_emb_width": 4, "initializer_range": 0.15, "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
+    }  # fmt: skip
+    whole = Kimi_K25Config(
+        text_config=text.to_dict(),
+        vision_config=vision,
+        projection_hidden_size=32,
+        image_token_id=PLACEHOLDER,
+        tie_word_embeddings=False,
+    )
+    whole.eos_token_id = 1
+    return Kimi_K25ForConditionalGeneration._from_config(whole)

@@ -1,0 +1,215 @@
+"""Images in prompts against `transformers`, along every path that a token can take, and what is encoded for them."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.engine import Engine
+from engine.protocol import PromptImage, Submit
+from engine.struct import replace
+from tests.engine.agreement import assert_agrees, full
+from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
+from tests.engine.pictures import FAMILIES, VisionCheckpoint, picture, write_vision
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
+SMALL, WIDE, TALL = picture(30, 17, seed=1), picture(123, 41, seed=2), picture(13, 87, seed=3, kind="JPEG")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionCheckpoint:
+    return write_vision(tmp_path_factory.mktemp("vision"), request.param)
+
+
+def with_images(sequence_id: str, prompt: tuple[list[int], tuple[PromptImage, ...]], **sampling: object) -> Submit:
+    return replace(full(sequence_id, prompt[0], **sampling), images=prompt[1])
+
+
+def text(length: int, seed: int) -> list[int]:
+    return [token for token in random_prompt(3 * length, seed) if token > 10][:length]
+
+
+def until_all_run(engine: Engine, count: int) -> None:
+    """Step until the images of all have been read, which a thread does."""
+    while len(engine.scheduler.running) < count:
+        if not engine.step():
+            time.sleep(0.001)
+
+
+def encodes(engine: Engine) -> tuple[int, int]:
+    return engine.load().image_encodes, engine.load().image_hits
+
+
+def test_a_whole_prompt_and_its_continuation_agree(written: VisionCheckpoint) -> None:
+    prompt = written.prompt([*text(9, 1), -1, *text(5, 2), -1, *text(7, 3)], WIDE, SMALL)
+    engine = load_engine(written.directory)
+    heard = one(engine, with_images("a", prompt, max_tokens=9, prompt_logprobs=True))
+    assert len(heard.logprobs) == 9
+    assert_agrees(written.with_images(WIDE, SMALL), prompt[0], heard)
+    assert encodes(engine) == (2, 0)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 16])
+def test_a_chunked_prompt_agrees(written: VisionCheckpoint, budget: int) -> None:
+    prompt = written.prompt([*text(9, 1), -1, -1, *text(7, 3)], TALL, SMALL)
+    engine = load_engine(written.directory, max_num_batched_tokens=budget)
+    heard = one(engine, with_images("a", prompt, max_tokens=3, prompt_logprobs=True))
+    assert_agrees(written.with_images(TALL, SMALL), prompt[0], heard)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_sequences_in_one_batch_agree_each_for_itself(written: VisionCheckpoint, depth: int) -> None:
+    engine = load_engine(written.directory, max_num_batched_tokens=48, block_size=5, depth=depth)
+    files = {"a": (WIDE,), "b": (), "c": (SMALL, TALL), "d": (SMALL,)}
+    prompts = {name: written.prompt([*text(4, 5), *[-1] * len(of), *text(6, 6)], *of) for name, of in files.items()}
+    heard = drain(engine, [with_images(name, prompt, max_tokens=5) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        model = written.with_images(*files[name]) if files[name] else written.model
+        assert_agrees(model, prompt[0], heard[name])
+
+
+def test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory, block_size=4)
+    prompt = written.prompt([*text(6, 1), -1, *text(9, 3)], WIDE)
+    one(engine, with_images("a", prompt, max_tokens=2))
+    again = one(engine, with_images("b", prompt, max_tokens=4))
+    assert again.num_cached_tokens == (len(prompt[0]) - 1) // 4 * 4
+    assert_agrees(written.with_images(WIDE), prompt[0], again)
+    assert encodes(engine) == (1, 0), "its tokens were cached, so nobody asked for its embeddings"
+    elsewhere = written.prompt([*text(3, 8), -1], WIDE)
+    assert_agrees(written.with_images(WIDE), elsewhere[0], one(engine, with_images("c", elsewhere, max_tokens=2)))
+    assert encodes(engine) == (1, 1), "at another place its tokens are others, its embeddings the same"
+
+
+def test_two_images_of_one_size_never_share_a_prefix(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory, block_size=4)
+    other = picture(123, 41, seed=7)
+    first, second = (written.prompt([*text(6, 1), -1, *text(9, 3)], file) for file in (WIDE, other))
+    assert first[0] == second[0]
+    one(engine, with_images("a", first, max_tokens=2))
+    heard = one(engine, with_images("b", second, max_tokens=4))
+    assert heard.num_cached_tokens == 4, "the text before the image"
+    assert_agrees(written.with_images(other), second[0], heard)
+    assert encodes(engine) == (2, 0)
+
+
+def test_preempted_sequences_agree(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory, kv_tokens=208, max_num_batched_tokens=40)
+    files = {"a": SMALL, "b": WIDE, "c": TALL}
+    prompts = {name: written.prompt([*text(9, 5), -1, *text(6, 6)], file) for name, file in files.items()}
+    for name, prompt in prompts.items():
+        engine.submit(with_images(name, prompt, max_tokens=30))
+    until_all_run(engine, len(prompts))
+    heard = drain_preempting(engine, [])
+    assert engine.scheduler.counts.preemptions > 0
+    for name, prompt in prompts.items():
+        assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
+
+
+def test_parallel_samples_of_an_image_encode_it_once(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    leader, sample = (with_images(name, prompt, max_tokens=3) for name in "ab")
+    heard = drain(engine, [leader, replace(sample, leader="a")])
+    assert encodes(engine)[0] == 1
+    assert heard["b"].num_cached_tokens
+    for one_heard in heard.values():
+        assert_agrees(written.with_images(WIDE), prompt[0], one_heard)
+
+
+def test_a_continuation_agrees_and_needs_no_file_that_the_host_has(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    token_ids, images = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    begun = one(engine, with_images("a", (token_ids, images), max_tokens=3))
+    named = tuple(replace(image, data=b"") for image in images)
+    resumed = with_images("b", (token_ids + begun.token_ids, named), max_tokens=3)
+    heard = one(engine, replace(resumed, num_delivered_tokens=3))
+    assert_agrees(written.with_images(WIDE), token_ids + begun.token_ids, heard)
+    other = one(load_engine(written.directory), resumed)
+    assert other.error is not None
+    assert "send it once more with data" in other.error
+
+
+def test_embeddings_have_a_bound_and_those_in_use_stay(
+    written: VisionCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engine(written.directory)
+    assert engine._images is not None
+    engine._images._most_bytes = 1
+    files = {"a": SMALL, "b": WIDE, "c": SMALL, "d": TALL}
+    prompts = {
+        name: written.prompt([*text(5 + i, 5), -1, -1], file, TALL) for i, (name, file) in enumerate(files.items())
+    }
+    heard = drain(engine, [with_images(name, prompt, max_tokens=2) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert_agrees(written.with_images(files[name], TALL), prompt[0], heard[name])
+    assert len(engine._images._encoded) <= 2
+    assert encodes(engine)[0] >= 4, "what there is no room for is encoded again"
+
+
+BROKEN = {
+    "no image at all": (b"GIF89a?", "cannot be read"),
+    "half a file": (WIDE[: len(WIDE) // 2], "cannot be read"),
+    "a file of another kind": (b"%PDF-1.7", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_image_ends_its_sequence_alone(written: VisionCheckpoint, what: str) -> None:
+    engine = load_engine(written.directory)
+    data, message = BROKEN[what]
+    token_ids, (image,) = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    bad = with_images("bad", (token_ids, (replace(image, data=data, digest=b"x" * 32),)), max_tokens=3)
+    good = with_images("good", (token_ids, (image,)), max_tokens=3)
+    heard = drain(engine, [bad, good])
+    assert heard["bad"].error is not None
+    assert heard["bad"].error.startswith("image 1 of the prompt: it")
+    assert message in heard["bad"].error
+    assert_agrees(written.with_images(WIDE), token_ids, heard["good"])
+
+
+def test_an_encoder_that_fails_ends_its_sequence_alone(
+    written: VisionCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engine(written.directory)
+    encode, calls = engine.runner.encode_image, iter([True])
+
+    def failing(digest: bytes, piece: object) -> None:
+        if next(calls, False):
+            raise MemoryError("no room")
+        encode(digest, piece)
+
+    monkeypatch.setattr(engine.runner, "encode_image", failing)
+    bad, good = (written.prompt([*text(9, 1), -1, *text(7, 3)], file) for file in (SMALL, WIDE))
+    heard = drain(engine, [with_images("bad", bad, max_tokens=3), with_images("good", good, max_tokens=3)])
+    assert heard["bad"].error == "image 1 of the prompt could not be encoded: MemoryError: no room"
+    assert_agrees(written.with_images(WIDE), good[0], heard["good"])
+
+
+def test_a_prompt_that_does_not_fit_its_image_is_refused(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    token_ids, (image,) = written.prompt([*text(9, 1), -1, *text(7, 3)], SMALL)
+    other = replace(image, data=TALL, digest=b"t" * 32)
+    heard = drain(engine, [with_images("a", (token_ids, (other,)), max_tokens=1)])
+    assert heard["a"].error is not None
+    assert "placeholders for it, and it has" in heard["a"].error
+
+
+def test_a_waiting_image_that_is_aborted_leaves_nothing(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    engine.submit(with_images("a", prompt, max_tokens=3))
+    engine.step()
+    engine.abort("a")
+    assert_agrees(written.with_images(WIDE), prompt[0], one(engine, with_images("b", prompt, max_tokens=3)))
+    assert engine._images is not None
+    assert not engine._images._waiting
+    assert not engine._images._held
+
+
+def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:
+    from tests.checkpoints import write_llama
+
+    write_llama(tmp_path)
+    heard = one(load_engine(tmp_path), with_images("a", ([1, 2, 3], (PromptImage(0, 1, b"", b"x"),))))
+    assert heard.error == "tiny takes no images; send text alone"
