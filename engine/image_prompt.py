@@ -39,7 +39,7 @@ class ImageRun(NamedTuple):
 
 
 class ImageTokens(Protocol):
-    """How one family writes an image."""
+    """One family's way to write an image."""
 
     marker: int  # what a chat template writes for an image, as a token
 

@@ -16,7 +16,7 @@ from engine.weights.config import flag, number, positive_int
 
 
 class ColorRule(NamedTuple):
-    """What is taken from each colour, from 0 to 1, and what the rest is divided by."""
+    """The mean that is taken from each colour, from 0 to 1, and the deviation by which the rest is divided."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -33,7 +33,7 @@ class ColorRule(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """How an image is cut into tiles. One of several tiles is followed by the whole image in a tile of its own."""
+    """The cut of an image into tiles. One of several tiles is followed by the whole image in a tile of its own."""
 
     rows: int
     columns: int

@@ -16,7 +16,7 @@ from engine.image_prompt import IMAGE_FORMATS, MOST_PIXELS
 
 
 class PreparedImage(NamedTuple):
-    """What is encoded of an image, piece by piece: a piece's patches see each other and no others."""
+    """An image as it is encoded, piece by piece: a piece's patches see each other and no others."""
 
     pieces: list[torch.Tensor]  # patches with their numbers, [rows, columns, 3 * patch_size**2], colour by colour
     num_tokens: int  # embeddings that come of all of them
@@ -29,18 +29,25 @@ def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
 
 
 def read_picture(data: bytes) -> torch.Tensor:
-    """Decode a file to [3, height, width] uint8; of one that moves the first picture. Transparency is dropped. Raises ImageError."""
+    """Decode a file to [3, height, width] uint8; of one that moves the first picture, on white what can be seen through. Raises ImageError."""
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise ImageError(f"it has {width} x {height} pixels; at most {MOST_PIXELS} are decoded")
-            pixels = bytearray(image.convert("RGB").tobytes())
+            pixels = bytearray(_opaque(image).tobytes())
     except ImageError:
         raise
     except Exception as error:  # a decoder raises whatever a broken file makes of it
         raise ImageError(f"it cannot be read as {', '.join(IMAGE_FORMATS)}: {error}") from error
     return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert("RGB")
 
 
 def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:

@@ -12,7 +12,6 @@ from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
 from tests.engine.pictures import FAMILIES, VisionCheckpoint, picture, write_vision
 
-pytestmark = pytest.mark.usefixtures("arithmetic")
 SMALL, WIDE, TALL = picture(30, 17, seed=1), picture(123, 41, seed=2), picture(13, 87, seed=3, kind="JPEG")
 
 

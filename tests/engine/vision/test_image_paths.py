@@ -1,0 +1,91 @@
+"""Images in prompts where blocks come from elsewhere: tiers, other ranks, another host; and what sleeps and wakes."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.kv.tiered_cache import TieredCache
+from engine.rates import TransferRate
+from tests.engine.agreement import assert_agrees
+from tests.engine.driver import drain, drain_preempting, load_engine, one
+from tests.engine.parallel.test_ranks import group_memory, group_of, loaded
+from tests.engine.pictures import FAMILIES, VisionCheckpoint, write_vision
+from tests.engine.test_hand_over import Pair
+from tests.engine.test_images import SMALL, TALL, WIDE, encodes, text, until_all_run, with_images
+from tests.engine.test_tier_families import open_anew
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionCheckpoint:
+    return write_vision(tmp_path_factory.mktemp("vision"), request.param)
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+
+def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: VisionCheckpoint, tmp_path: Path) -> None:
+    prompt = written.prompt([*text(9, 1), -1, *text(25, 3)], WIDE)
+    for host, expected in (("host", 1), ("host", 0), ("another host", 0)):
+        tiers = open_anew(tmp_path, host)
+        assert tiers.disk is not None
+        assert tiers.disk.wait_until_idle(10)
+        engine = load_engine(written.directory, tiers=tiers)
+        assert isinstance(engine.tiers, TieredCache)
+        heard = one(engine, with_images("a", prompt, max_tokens=3))
+        assert_agrees(written.with_images(WIDE), prompt[0], heard)
+        assert encodes(engine)[0] == expected
+        assert engine.tiers.wait_until_idle(10)
+        engine.close()
+        tiers.close()
+
+
+def test_swapped_sequences_agree(written: VisionCheckpoint, tmp_path: Path) -> None:
+    tiers = open_anew(tmp_path)
+    engine = load_engine(written.directory, kv_tokens=208, max_num_batched_tokens=40, tiers=tiers)
+    assert isinstance(engine.tiers, TieredCache)
+    files = {"a": SMALL, "b": WIDE, "c": TALL}
+    prompts = {name: written.prompt([*text(9, 5), -1, *text(6, 6)], file) for name, file in files.items()}
+    for name, prompt in prompts.items():
+        engine.submit(with_images(name, prompt, max_tokens=30))
+    until_all_run(engine, len(prompts))
+    heard = drain_preempting(engine, [])
+    load = engine.load()
+    assert load.swaps == load.preemptions > 0
+    for name, prompt in prompts.items():
+        assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
+    assert engine.tiers.num_pinned == 0
+    engine.close()
+    tiers.close()
+
+
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_ranks_agree(written: VisionCheckpoint, stages: int) -> None:
+    prompt = written.prompt([*text(9, 1), -1, *text(5, 2), -1, *text(7, 3)], WIDE, SMALL)
+    with group_memory(group_of(2, stages=stages)) as memory, loaded(written.directory, memory) as model:
+        heard = one(model.engine, with_images("a", prompt, max_tokens=5))
+        assert_agrees(written.with_images(WIDE, SMALL), prompt[0], heard)
+        again = one(model.engine, with_images("b", prompt, max_tokens=2))
+        assert_agrees(written.with_images(WIDE, SMALL), prompt[0], again)
+
+
+def test_the_host_that_answers_encodes_nothing_that_it_fetches(written: VisionCheckpoint, tmp_path: Path) -> None:
+    pair = Pair(written.directory, tmp_path, max_num_batched_tokens=48)
+    prompt = written.prompt([*text(9, 1), -1, *text(25, 3)], WIDE)
+    heard = pair.answer([with_images("a", prompt, max_tokens=4)])
+    assert_agrees(written.with_images(WIDE), prompt[0], heard["a"])
+    assert heard["a"].num_fetched_tokens > 0
+    assert (encodes(pair.prefill)[0], encodes(pair.decode)[0]) == (1, 0)
+    pair.assert_nothing_is_left()
+    pair.close()
+
+
+def test_a_successor_goes_on_with_images_that_are_waited_for(written: VisionCheckpoint) -> None:
+    first, second = load_engine(written.directory), load_engine(written.directory)
+    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    first.submit(with_images("a", prompt, max_tokens=4))
+    first.step()
+    first.hand_over_to(second)
+    assert not first.has_work
+    assert_agrees(written.with_images(WIDE), prompt[0], drain(second, [])["a"])
