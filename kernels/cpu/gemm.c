@@ -3,8 +3,8 @@
 //
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
-// another. A row's sums are the same in any company. Of a w that is coded in 12 bits (lossless.h) a unit's columns are decoded before they meet x.
-#include "lossless.h"
+// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h).
+#include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
 #include "program.h"
@@ -20,6 +20,9 @@
 #define CHAIN (512 * PER_LANE)
 #define PANELS 16                         // of x for each unit; more are too much for the last cache
 #define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
+// Columns between two decoded rows. Were they CHAIN, what is stored of one tile's rows would lie whole pages from what is read of another's, and reads
+// would wait for stores that they have nothing to do with.
+#define DECODED (CHAIN + LINE)
 
 // What is fetched while a chain is multiplied: rows `stride` apart, those of the chain itself first where it is `in_place`.
 typedef struct {
@@ -28,9 +31,13 @@ typedef struct {
     int in_place;
 } fetching;
 
-// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`.
-INLINE void tile(const int vectors, const int w_rows, const packed *x, const scalar *w, long w_stride, long depth, const scalar *ahead,
-                 long ahead_stride, int goes_on, float *sums) {
+// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, and has as many rows
+// decoded as it multiplies, where it `decodes`.
+INLINE void tile(const int vectors, const int w_rows, const int decodes, const packed *x, const scalar *w, long w_stride, long depth,
+                 const scalar *ahead, long ahead_stride, int goes_on, decoder *decoder, float *sums) {
+    decoded_part parts[SUMS];
+    const long num_parts = decodes ? take_parts(decoder, w_rows, parts) : 0, num_first = decodes ? decoder->num_first : 0;
+    long step = 0;
     lanes sum[SUMS];
     for (int i = 0; i < w_rows * vectors; i++) sum[i] = all(0);
     long k = 0;
@@ -47,6 +54,10 @@ INLINE void tile(const int vectors, const int w_rows, const packed *x, const sca
     while (k + LINE <= depth) {
 #pragma GCC unroll 24
         for (int n = 0; n < w_rows; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, 2);
+        if (decodes) {
+            if (num_first) decode_step(decoder->first, num_first, step + STEPS);
+            decode_step(parts, num_parts, step++);
+        }
         for (const long stop = k + LINE; k < stop; k += PER_LANE) COLUMNS(w + k, w_stride);
     }
     for (; k + PER_LANE <= depth; k += PER_LANE) COLUMNS(w + k, w_stride);
@@ -57,16 +68,17 @@ INLINE void tile(const int vectors, const int w_rows, const packed *x, const sca
     }
 #undef COLUMNS
     for (int i = 0; i < w_rows * vectors; i++) store_f32(sums + i * LANES, goes_on ? load_f32(sums + i * LANES) + sum[i] : sum[i]);
+    if (decodes) finish_parts(parts, num_parts, step), decoder->num_first = 0;
 }
 
 // As many tiles as there are rows of w.
-INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
-                     float *sums) {
+INLINE void tiles_of(const int vectors, const int decodes, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead,
+                     int goes_on, decoder *decoder, float *sums) {
     long n = 0;
 #define TILES(size) \
     for (; n + size <= w_rows; n += size) { \
         const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead.rows; \
-        tile(vectors, size, x, w + n * w_stride, w_stride, depth, next, ahead.stride, goes_on, sums + n * vectors * LANES); \
+        tile(vectors, size, decodes, x, w + n * w_stride, w_stride, depth, next, ahead.stride, goes_on, decoder, sums + n * vectors * LANES); \
     }
     TILES(SUMS / vectors)
     TILES(SUMS / vectors / 2)
@@ -75,10 +87,13 @@ INLINE void tiles_of(const int vectors, const packed *x, const scalar *w, long w
 }
 
 static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
-                     float *sums) {
+                     decoder *decoder, float *sums) {
     switch (vectors) {
 #define CASE(count) \
-    case count: tiles_of(count, x, w, w_rows, w_stride, depth, ahead, goes_on, sums); break;
+    case count: \
+        if (decoder) tiles_of(count, 1, x, w, w_rows, w_stride, depth, ahead, goes_on, decoder, sums); \
+        else tiles_of(count, 0, x, w, w_rows, w_stride, depth, ahead, goes_on, NULL, sums); \
+        break;
         CASE(1) CASE(2)
 #if LANES != 8
         CASE(3) CASE(4)
@@ -113,8 +128,9 @@ static void pack_vector(const void *given, long vector) {
     pack(rows, a->columns, to, vectors * SQUARE);
 }
 
-// One chain of a unit, from `column` on, times a panel; sums [rows][vectors * LANES]. `decoded` holds the chain where w is coded.
-static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const scalar *decoded, float *sums) {
+// One chain of a unit, from `column` on, times a panel; sums [rows][vectors * LANES]. `decoded` holds the chain where w is coded, and
+// the first panel has the `decoder` go on meanwhile.
+static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const scalar *decoded, decoder *decoder, float *sums) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
     const int is_last = column + CHAIN >= a->columns;
@@ -126,11 +142,11 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
         float *into = sums + part * per_unit * vectors * LANES;
         if (decoded) {
             const fetching ahead = {(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0};
-            multiply(vectors, x, decoded + part * per_unit * CHAIN, count, CHAIN, depth, ahead, column > 0, into);
+            multiply(vectors, x, decoded + part * per_unit * DECODED, count, DECODED, depth, ahead, column > 0, panel ? NULL : decoder, into);
         } else {
             const scalar *w = a->w + row * a->columns + column, *next = a->w + next_row * a->columns + next_column;
             const fetching ahead = {a->activation && !part ? w + a->outputs * a->columns : next, a->columns, 1};
-            multiply(vectors, x, w, count, a->columns, depth, ahead, column > 0, into);
+            multiply(vectors, x, w, count, a->columns, depth, ahead, column > 0, NULL, into);
         }
     }
 }
@@ -142,16 +158,21 @@ static void multiply_unit(const void *given, long unit) {
     const long count = a->outputs - begin < per_unit ? a->outputs - begin : per_unit;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
-    scalar decoded[UNIT * CHAIN] __attribute__((aligned(64)));
+    scalar decoded[2][UNIT * DECODED] __attribute__((aligned(64)));
     const int is_coded = a->coded.codes != NULL;
-    for (long column = 0; column < a->columns; column += CHAIN) {
-        const long depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
-        if (is_coded) {
-            decode_rows(&a->coded, begin, count, column, depth, decoded, CHAIN);
-            if (a->activation) decode_rows(&a->coded, a->outputs + begin, count, column, depth, decoded + per_unit * CHAIN, CHAIN);
+    coded_row rows[UNIT];
+    decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = UNIT * DECODED};
+    if (is_coded) {
+        for (long part = 0; part < 1 + (a->activation != 0); part++) {
+            const long row = begin + part * a->outputs;
+            for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, decoded[0] + (part * per_unit + n) * DECODED);
+            if (begin + per_unit < a->outputs) fetch_coded_rows(&a->coded, row + per_unit, per_unit);
         }
-        for (long panel = 0; panel < a->panels; panel++) multiply_chain(a, begin, count, column, panel, is_coded ? decoded : NULL, sums[panel]);
+        begin_decoding(&decoder, SUMS / first_vector(a, 1));
     }
+    for (long column = 0; column < a->columns; column += CHAIN)
+        for (long panel = 0; panel < a->panels; panel++)
+            multiply_chain(a, begin, count, column, panel, is_coded ? decoded[column / CHAIN & 1] : NULL, &decoder, sums[panel]);
     for (long panel = 0; panel < a->panels; panel++) {
         const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
         for (long i = 0; i < vectors; i++) {

@@ -85,6 +85,17 @@ INLINE long escape_at(const coded *w, long row, long column) {
     return escape;
 }
 
+// A decoded value whose high byte its palette lacks, with that byte.
+INLINE scalar with_high_byte(scalar value, int32_t high) {
+#ifdef SCALAR_BF16
+    return (scalar)(high << 8 | (value & 255));
+#else
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return widen((bf16)(high << 8 | (bits >> 16 & 255)));
+#endif
+}
+
 // One row's columns from `column` on, which begins a group: `depth` of them, and what is left of the last one's group.
 INLINE void decode_bits(const coded *w, long row, long column, long depth, bf16 *to) {
     const uint8_t *from = codes_at(w, row, column);

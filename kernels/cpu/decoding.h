@@ -1,0 +1,97 @@
+// Rows of a weight in 12 bits, decoded a chain of columns at a time and a few rows ahead of those that are multiplied.
+//
+// Decoding takes registers and units that multiplying leaves idle: a group here and there among multiply-adds is nearly free, where a loop of its own
+// costs 9 % of a product with 64 rows and 15 % with 32.
+#pragma once
+#include <limits.h>
+
+#include "lossless.h"
+
+#define STEPS (GROUP * (long)sizeof(scalar) / 64)  // in which a group of each row is decoded: each of them is a cache line of decoded columns
+
+#define MOST_PARTS 24
+
+typedef struct {
+    const uint8_t *codes, *palette;
+    const int32_t *escape, *last_escape;
+    long escape_column;  // of the next one; LONG_MAX behind the last. Read from the list only then: it is in no cache
+    scalar *to;
+} coded_row;
+
+// A row's part of one chain.
+typedef struct {
+    coded_row *row;
+    const uint8_t *codes;
+    scalar *to;
+    long column, depth;
+} decoded_part;
+
+typedef struct {
+    coded_row *rows;
+    long num_rows, next, column, columns;  // the row and the first of its columns that are to be decoded next
+    long chain, turn, to_other;            // columns of a chain; where it is decoded to, from a row's own place; the distance of the two places
+    decoded_part first[MOST_PARTS];        // those of the first tile, which has one group of each, and decodes the next one while it multiplies it
+    long num_first;
+} decoder;
+
+INLINE long column_of_escape(const coded_row *row) { return row->escape == row->last_escape ? LONG_MAX : *row->escape >> 8; }
+
+INLINE coded_row coded_row_at(const coded *w, long row, scalar *to) {
+    coded_row r = {codes_at(w, row, 0), palette_of(w, row), w->escapes + w->starts[row], w->escapes + w->starts[row + 1], 0, to};
+    r.escape_column = column_of_escape(&r);
+    return r;
+}
+
+// Takes the parts that come next, `most` of them or all that are left.
+INLINE long take_parts(decoder *d, long most, decoded_part *parts) {
+    long n = 0;
+    for (; n < most && d->column < d->columns; n++) {
+        coded_row *row = d->rows + d->next;
+        const long left = d->columns - d->column;
+        parts[n] = (decoded_part){row, row->codes, row->to + d->turn, d->column, left < d->chain ? left : d->chain};
+        row->codes += d->chain / GROUP * GROUP_BYTES;
+        if (++d->next == d->num_rows) d->next = 0, d->column += d->chain, d->turn = d->to_other - d->turn;
+    }
+    return n;
+}
+
+// Of every STEPS parts one has a group decoded at each step.
+INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
+    const long k = step / STEPS * GROUP;
+    for (long i = step % STEPS; i < num_parts; i += STEPS) {
+        if (k >= parts[i].depth) continue;
+        coded_row *row = parts[i].row;
+        const uint8_t *from = parts[i].codes + step / STEPS * GROUP_BYTES;
+        scalar *to = parts[i].to + k;
+#ifdef SCALAR_BF16
+        store_group(from, load_palette(row->palette), to);
+#else
+        bf16 bits[GROUP];
+        store_group(from, load_palette(row->palette), bits);
+        for (long n = 0; n < GROUP; n += LANES) store(to + n, load_bf16(bits + n));
+#endif
+        for (const long first = parts[i].column + k; __builtin_expect(row->escape_column < first + GROUP, 0);) {
+            scalar *at = to + row->escape_column - first;
+            *at = with_high_byte(*at, *row->escape++ & 255);
+            row->escape_column = column_of_escape(row);
+        }
+    }
+}
+
+// What is left behind `step` steps.
+INLINE void finish_parts(const decoded_part *parts, long num_parts, long step) {
+    const long steps = num_parts ? (parts[0].depth + GROUP - 1) / GROUP * STEPS : 0;
+    for (; step < steps; step++) decode_step(parts, num_parts, step);
+}
+
+INLINE void begin_decoding(decoder *d, long rows_of_tile) {
+    d->num_first = take_parts(d, rows_of_tile < d->num_rows ? rows_of_tile : d->num_rows, d->first);
+    for (long step = 0; step < STEPS; step++) decode_step(d->first, d->num_first, step);
+}
+
+// Fetches what a row's decoding begins with: of the row behind, whose `starts` have been fetched, the escapes.
+INLINE void fetch_coded_rows(const coded *w, long row, long behind) {
+    __builtin_prefetch(w->escapes + w->starts[row]);
+    __builtin_prefetch(palette_of(w, row));
+    __builtin_prefetch(w->starts + row + behind);
+}
