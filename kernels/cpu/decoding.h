@@ -86,7 +86,12 @@ INLINE void finish_parts(const decoded_part *parts, long num_parts, long step) {
 
 INLINE void begin_decoding(decoder *d, long rows_of_tile) {
     d->num_first = take_parts(d, rows_of_tile < d->num_rows ? rows_of_tile : d->num_rows, d->first);
-    for (long step = 0; step < STEPS; step++) decode_step(d->first, d->num_first, step);
+    if (d->num_rows >= 2 * rows_of_tile) {
+        for (long step = 0; step < STEPS; step++) decode_step(d->first, d->num_first, step);
+    } else {  // the first tile would decode a row's next chain before this one's escapes are in their places
+        finish_parts(d->first, d->num_first, 0);
+        d->num_first = 0;
+    }
 }
 
 // Fetches what a row's decoding begins with: of the row behind, whose `starts` have been fetched, the escapes.

@@ -171,3 +171,20 @@ def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
     found = lossless_rows(torch.tensor([3, 8, -1, 0]), weight, torch.bfloat16)
     assert found[[1, 2]].isnan().all()
     assert torch.equal(found[[0, 3]], weight.unpack(torch.bfloat16)[[3, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_of_many_rows_are_the_plain_ones_wherever_tiles_and_chains_end(dtype: torch.dtype) -> None:
+    """Rows are decoded ahead of their products, into the next chain of columns too: of matrices of few rows into that of the same ones."""
+    with computing_with("C library"):
+        for outputs in (1, 6, 8, 13, 50, 97):
+            for columns in (20, 1024, 2177):
+                plain = trained(outputs, columns, outliers=40)
+                expected, coded = PlainWeight(plain.to(dtype)), pack_lossless(plain)
+                for tokens in (25, 64, 130):
+                    x = torch.randn(tokens, columns).to(dtype)
+                    assert torch.equal(coded.linear(x).isnan(), expected.linear(x).isnan())
+                    assert torch.equal(coded.linear(x).nan_to_num(), expected.linear(x).nan_to_num())
+                    if outputs % 2 == 0:
+                        gated = coded.gated(x, None, silu_and_mul), expected.gated(x, None, silu_and_mul)
+                        assert torch.equal(gated[0].nan_to_num(), gated[1].nan_to_num())
