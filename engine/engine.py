@@ -28,7 +28,7 @@ from engine.kv.lease import Capacity, Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.open_sequences import OpenSequences, error_output
-from engine.plan import Chunk, SchedulerLimits, Speculation
+from engine.plan import Chunk, SchedulerLimits, Speculation, StepCount
 from engine.protocol import NO_DRAFTS, AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
 from engine.publishing import Publisher
 from engine.scheduler import Scheduler
@@ -182,7 +182,8 @@ class Engine:
             num_published = self._stats.output_tokens - num_published
             self._stats.rates.count(collected.num_prompt_tokens, collected.num_decodes, num_published, step_s)
             if self._speculation is not None:
-                self._speculation.count_step(collected.num_tokens, collected.num_drafts, step_s)
+                rows, drafts, decodes = collected.num_tokens, collected.num_drafts, collected.num_decodes
+                self._speculation.count_step(StepCount(rows, drafts, decodes, num_published, step_s))
             self.tiers.note_prefill_rate(self._stats.rates.prefill_tokens_per_s)
         return forwarded is not None or collected is not None or has_encoded
 

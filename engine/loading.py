@@ -22,7 +22,17 @@ from engine.constraints import Grammars
 from engine.description.decoder_config import architecture
 from engine.description.image_sizes import ImageSizes, read_image_sizes
 from engine.description.registry import ArchitectureConfig
-from engine.drafting.registry import make_speculator
+from engine.draft_loading import (
+    DraftTarget,
+    LoadedDrafts,
+    PlannedDrafts,
+    PlannedMtp,
+    identity_of,
+    plan_drafts,
+    prior_of,
+)
+from engine.drafting.model import ModelDrafter
+from engine.drafting.registry import DraftWords
 from engine.dry_run import DryRun
 from engine.engine import Engine
 from engine.errors import CheckpointError, StepError
@@ -37,6 +47,7 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.kv_memory import KvMemory
 from engine.models.decoder import Decoder
+from engine.models.draft_layers import DraftLayers
 from engine.models.registry import Family, Model, find_family
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
@@ -44,6 +55,7 @@ from engine.planning.model import choose_dtype_name, plan_model
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
+from engine.struct import replace
 from engine.vision.store import RunnerImages
 from engine.warm_up import BackgroundWarmUp
 from engine.weights.bundle import CheckpointFacts
@@ -123,6 +135,10 @@ def opened_source(
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
+    words = DraftWords.read(spec.speculate)
+    drafts = None if recipe is not None else plan_drafts(words, config, 1 if links is None else 2)
+    if isinstance(drafts, PlannedMtp):
+        config = drafts.config  # which has its layer loaded
     phases.end("config")
     # Of several ranks each has its own part, in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
@@ -132,7 +148,9 @@ def opened_source(
             raise CheckpointError(
                 f"{directory} is packed, each tensor whole: ranks cannot share it; load the checkpoint that it was packed from"
             )
-        yield ModelLoading(spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links)
+        yield ModelLoading(
+            spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts
+        )
     except StepError as error:
         source.discard_shared()
         raise CheckpointError(str(error)) from error
@@ -154,6 +172,7 @@ class ModelLoading(NamedTuple):
     phases: Phases
     on_progress: ReadingProgress | None
     links: "RankLinks | None"
+    drafts: PlannedDrafts | None
 
     @property
     def shard(self) -> Shard:
@@ -174,7 +193,8 @@ class ModelLoading(NamedTuple):
         """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
         config, links = self.config, self.links
         if links is None:
-            return CacheLayout(config.cached_layers, self.host.block_size, self._dtype(), self._longest())
+            drafted = () if self.drafts is None else self.drafts.cached_layers
+            return CacheLayout(config.cached_layers + drafted, self.host.block_size, self._dtype(), self._longest())
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
@@ -221,12 +241,15 @@ class ModelLoading(NamedTuple):
                     group.warm_up(spec.name, prompt, not is_short)
                 self.warm_up(model, layout, prompt, with_decode=not is_short)
                 self.phases.end("warm_up")
-            own = self.runner_in(first_slab, num_seen, model, layout)
+            drafts = self._load_drafts(model, context_length)
+            own = self.runner_in(first_slab, num_seen, model, layout, drafts)
             runner = own if group is None else group.runner(own, spec.name)
             lease = place if isinstance(place, Lease) else None
             weights = self.source.fingerprint if tiers else b""
             info = self._info(context_length, dtype, loaded, block_size, num_blocks // len(layout.groups))
-            arranged = f"{layout.identity}:{arena.device.type}"
+            if drafts is not None:
+                info = replace(info, weights_bytes=info.weights_bytes + drafts.num_bytes)
+            arranged = f"{layout.identity}:{arena.device.type}{identity_of(self.drafts) if tiers else ''}"
             if group is not None:  # of which a block has all ranks' parts, one behind another
                 arranged += f":{group.size}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
@@ -236,7 +259,9 @@ class ModelLoading(NamedTuple):
             )
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
-            speculation = make_speculator(spec.speculate, self.config.vocab_size, runner.depth > 1)
+            drafter = None if drafts is None else self._drafter(drafts, layout, own.kv_cache)
+            words = DraftWords.read(spec.speculate)
+            speculation = words.speculator(self.config.vocab_size, runner.depth > 1, drafter)
             engine = Engine(
                 info,
                 runner,
@@ -258,10 +283,26 @@ class ModelLoading(NamedTuple):
             place.close()
             raise
 
-    def runner_in(self, first_slab: int, num_blocks: int, model: Model, layout: CacheLayout) -> ModelRunner:
+    def runner_in(
+        self, first_slab: int, num_blocks: int, model: Model, layout: CacheLayout, drafts: LoadedDrafts | None = None
+    ) -> ModelRunner:
         """Return a runner of the model over its blocks of an arena."""
         blocks = layout.blocks_in(self.arena.span(first_slab, num_blocks * layout.block_bytes))
-        return self._runner(model, layout, blocks, self.links and self.links.serving, self._bank(model))
+        return self._runner(
+            model, layout, blocks, self.links and self.links.serving, self._bank(model), drafts and drafts.layers
+        )
+
+    def _load_drafts(self, model: Model, context_length: int) -> LoadedDrafts | None:
+        if self.drafts is None:
+            return None
+        num_caches = len(self.config.cached_layers)
+        return self.drafts.load(DraftTarget(model, num_caches, context_length, self._dtype(), self.arena.device))
+
+    def _drafter(self, drafts: LoadedDrafts, layout: CacheLayout, blocks: torch.Tensor) -> ModelDrafter:
+        """Return what drafts by a runner of its own, over the blocks of the model's."""
+        assert self.drafts is not None
+        name = self.drafts.name
+        return ModelDrafter(name, prior_of(name), ModelRunner(drafts.layers, layout, blocks), layout.block_size)
 
     def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
         """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""
@@ -361,10 +402,12 @@ class ModelLoading(NamedTuple):
         blocks: torch.Tensor,
         ranks: "Communicator | None" = None,
         adapters: AdapterBank | None = None,
+        drafts: DraftLayers | None = None,
     ) -> ModelRunner:
         if self.recipe is None:
+            hidden_size = self.config.hidden_size
             return ModelRunner(
-                model, layout, blocks, ranks=ranks, adapters=adapters, hidden_size=self.config.hidden_size
+                model, layout, blocks, ranks=ranks, adapters=adapters, hidden_size=hidden_size, drafts=drafts
             )
         recipe = self.recipe
         return ModelRunner(

@@ -4,7 +4,7 @@ Knows lengths alone; refuses to know which sequences are chosen and which blocks
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from engine.kv.groups import CacheGroups, Windows
@@ -61,6 +61,16 @@ class Chunk(Struct, frozen=True, gc=False):
         return self.epoch == self.sequence.epoch
 
 
+class StepCount(NamedTuple):
+    """What a step was and took."""
+
+    num_rows: int  # drafts among them
+    num_drafts: int
+    num_decodes: int
+    num_tokens: int  # that it gave
+    step_s: float
+
+
 class Speculation(Protocol):
     """The source of a model's drafts: engine/drafting, or a fake in tests. A guess changes no token: those count that are chosen without it, too."""
 
@@ -73,8 +83,8 @@ class Speculation(Protocol):
     def note(self, chunk: Chunk, num_accepted: int) -> None:
         """Hear how many of a chunk's drafts were right."""
 
-    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
-        """Hear how long a step of so many rows took, drafts among them."""
+    def count_step(self, step: "StepCount") -> None:
+        """Hear what a step took."""
 
     def forget(self, sequence: Sequence) -> None:
         """Hear that a sequence has ended, or goes on elsewhere."""
@@ -88,8 +98,10 @@ def most_drafts(sequence: Sequence) -> int:
 class StepPlan:
     """The chunks chosen so far, and the tokens that are left."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, reserve: Callable[[Sequence, int], bool] = lambda sequence, end: True) -> None:
+        """`reserve`: gives a sequence blocks for so many tokens, if there are some that nobody else has."""
         self.budget = budget
+        self.reserve = reserve
         self._lengths: dict[Sequence, int] = {}
         self._drafts: dict[Sequence, tuple[int, ...]] = {}
 

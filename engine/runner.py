@@ -29,6 +29,7 @@ from engine.vision.memory import ImageMemory
 from kernels.cpu.recording import ProgramRecorder
 
 if TYPE_CHECKING:
+    from engine.models.draft_layers import DraftLayers
     from engine.parallel.communicator import Communicator
 
 _MOST_PROGRAMS = 256  # of a model on a CPU, some 60 KB each
@@ -66,11 +67,13 @@ class ModelRunner:
         ranks: "Communicator | None" = None,
         adapters: AdapterBank | None = None,
         hidden_size: int = 0,
+        drafts: "DraftLayers | None" = None,
     ) -> None:
         """`kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `pooling`: of an embedding model; `is_normalized`: its
         embeddings have length 1. `ranks`: that have the other parts of the model, and compute every step at the same time; `hidden_size`: of what
-        goes from stage to stage among them. `adapters`: their slots; None: it has none."""
+        goes from stage to stage among them. `adapters`: their slots; None: it has none. `drafts`: computed beside it, to draft for it."""
         self.model = model
+        self._drafts = drafts
         self._ranks = ranks
         self._pipe = None if ranks is None else ranks.pipe
         self._hidden_size = hidden_size
@@ -167,7 +170,7 @@ class ModelRunner:
         adapters = _adapter_rows(self.adapters, batch)
         images = self._images.rows(step.images, self.kv_cache.device)
         context = Context(batch, self._layers, ranks=self._ranks, adapters=adapters, images=images)
-        return ReadyStep(lambda: (self.model.forward(context),), batch.logit_rows)
+        return ReadyStep(lambda: (_hidden(self.model, self._drafts, context),), batch.logit_rows)
 
     def _logits(
         self, wanted: torch.Tensor | None, hidden: torch.Tensor, logits: torch.Tensor | None = None
@@ -204,13 +207,14 @@ class ModelRunner:
 
     def _new_graphs(self) -> DecodeGraphs | None:
         """Return the graphs of the model as it lies in memory now. Ranks do without: one that fails to record would leave the others waiting."""
-        model, layers, device, adapters = self.model, self._layers, self.kv_cache.device, self.adapters
+        model, drafts, layers = self.model, self._drafts, self._layers
+        device, adapters = self.kv_cache.device, self.adapters
         if self._ranks is not None:
             return None
         most_logits = _MOST_RECORDED_LOGITS if self.kv_cache.is_cuda else math.inf
 
         def forward(batch: Batch) -> Outputs:
-            hidden = model.forward(Context(batch, layers, adapters=_adapter_rows(adapters, batch)))
+            hidden = _hidden(model, drafts, Context(batch, layers, adapters=_adapter_rows(adapters, batch)))
             return (hidden, model.logits(hidden)) if hidden.shape[0] <= most_logits else (hidden,)
 
         if self.kv_cache.is_cuda:
@@ -274,6 +278,10 @@ class ModelRunner:
             if not token.is_finite:
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
             tokens.append(token.token_id)
+
+
+def _hidden(model: Model, drafts: "DraftLayers | None", context: Context) -> torch.Tensor:
+    return model.forward(context) if drafts is None else drafts.follow(model, context)
 
 
 def _adapter_rows(bank: AdapterBank | None, batch: Batch) -> AdapterRows | None:

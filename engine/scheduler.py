@@ -97,7 +97,7 @@ class Scheduler:
             self._start(sequence)
         if self.lease is not None:
             self.lease.begin_schedule()
-        plan = StepPlan(self.limits.max_num_batched_tokens)
+        plan = StepPlan(self.limits.max_num_batched_tokens, self._reserve)
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
@@ -212,9 +212,12 @@ class Scheduler:
         if self._speculation is None or plan.budget <= 0:
             return
         for sequence, drafts in self._speculation.drafts(plan).items():
-            end = len(sequence.token_ids) + len(drafts)
-            if self._blocks.num_lacking(sequence, end) <= self.pool.num_available and self._blocks.grow(sequence, end):
+            if self._reserve(sequence, len(sequence.token_ids) + len(drafts)):
                 plan.add_drafts(sequence, drafts)
+
+    def _reserve(self, sequence: Sequence, end: int) -> bool:
+        """Give a sequence blocks for so many tokens, unless another would have to give them up."""
+        return self._blocks.num_lacking(sequence, end) <= self.pool.num_available and self._blocks.grow(sequence, end)
 
     def _admit(self, plan: StepPlan) -> None:
         while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:

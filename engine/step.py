@@ -136,6 +136,22 @@ class StepInput(NamedTuple):
             images=_images(chunks, lengths),
         )
 
+    @classmethod
+    def guessed(cls, chunks: SequenceOf[Chunk], token_ids: SequenceOf[int], block_size: int) -> "StepInput":
+        """Describe a step of one token for each chunk, at the chunk's start: `token_ids` in the place of the sequences' own."""
+        num = len(chunks)
+        groups = [_group(group, chunks, num, num, block_size) for group in range(len(chunks[0].sequence.tables))]
+        return cls(
+            num,
+            checks_drafts=False,
+            lengths=(1,) * num,
+            context_lens=tuple([chunk.end for chunk in chunks]),
+            token_ids=array("q", token_ids),
+            positions=array("q", [chunk.start for chunk in chunks]),
+            groups=tuple(groups),
+            logit_rows=None,
+        )
+
     @property
     def table_width(self) -> int:
         """Blocks in the longest of the decodes' tables, as they are padded."""

@@ -33,10 +33,15 @@ def can_stand_together(devices: tuple[str | tuple[str, ...], ...] | None) -> Non
 def is_a_speculation(words: str) -> None:
     names = words.split(",")
     for name in names:
-        if words not in ("auto", "off") and name not in ("suffix", "grammar"):
-            raise ValueError(f"{name!r} is no drafter; say auto, off, or suffix and grammar with a comma between them")
+        if words not in ("auto", "off") and not re.fullmatch("suffix|grammar|mtp|(draft|eagle3):.+", name):
+            raise ValueError(
+                f"{name!r} is no drafter; say auto, off, or with commas between them suffix, grammar, and one of draft:DIRECTORY, "
+                "eagle3:DIRECTORY, mtp"
+            )
     if len(set(names)) < len(names):
         raise ValueError(f"{words!r} names a drafter twice")
+    if len(set(names) - {"suffix", "grammar"}) > 1:
+        raise ValueError(f"{words!r} names several drafters that have weights; one is loaded")
 
 
 def is_http(url: str) -> None:

@@ -276,7 +276,8 @@ class ModelConfig(Table, frozen=True, kw_only=True):
         str,
         Meta(
             description="how tokens are guessed that a step then checks, which changes no token: auto, off, or drafters in the order in which they "
-            "are asked: grammar (what a schema forces), suffix (what followed the same tokens before)"
+            "are asked: grammar (what a schema forces), suffix (what followed the same tokens before), and one of draft:DIRECTORY (a smaller one of "
+            "the same vocabulary), eagle3:DIRECTORY (a head that was trained for the model), mtp (a layer of the model's own checkpoint)"
         ),
     ] = "off"
 

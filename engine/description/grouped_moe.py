@@ -23,6 +23,7 @@ class GroupedMoeConfig(DecoderConfig):
     num_shared: int
     sparse_layers: frozenset[int]
     num_mtp_layers: int  # behind the others: they predict further tokens
+    drafts_by_mtp: bool = False  # by the first of these
 
     @property
     def shared_size(self) -> int:

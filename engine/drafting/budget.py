@@ -12,6 +12,7 @@ from engine.drafting.costs import StepCosts
 # Of drafts in one step: few sizes, so that steps are of few shapes, which are recorded (decode_graphs.py).
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 24, 32, 48, 64, 96, 128)
 _LEAST_GAIN = 1.06  # below it, predictions are no better than a coin
+_MOST_GUESSED = 6  # tokens of each sequence, by a drafter that computes them one after another
 
 
 def allot(
@@ -45,3 +46,28 @@ def allot(
     for _, i in likely[:num_best]:
         counts[i] += 1
     return counts
+
+
+def num_worth_guessing(
+    chances: SequenceOf[float],
+    guess_s: float,
+    costs: StepCosts,
+    num_decodes: int,
+    num_rows: int,
+    bias: float = 1.0,
+    turn_lost: float = 0.0,
+) -> int:
+    """Return how many tokens of each sequence to guess, of which each is right with its sequence's chance if those before are: none where it does not
+    pay. `guess_s`: what a guess of all takes; the rest as `allot` has it."""
+    decodes_s, step_s = costs.predict_s(num_decodes), costs.predict_s(num_rows)
+    best, num_best = _LEAST_GAIN * num_decodes / decodes_s, 0
+    expected, each = num_decodes - turn_lost * len(chances), list(chances)
+    for length in range(1, _MOST_GUESSED + 1):
+        expected += bias * sum(each)
+        each = list(map(mul, each, chances))
+        num_drafts = length * len(chances)
+        checked_s = decodes_s + costs.predict_s(num_rows + num_drafts, num_drafts) - step_s
+        rate = expected / (checked_s + length * guess_s)
+        if rate > best:
+            best, num_best = rate, length
+    return num_best

@@ -63,18 +63,19 @@ class StepCosts:
 
 class _CostTable:
     def __init__(self) -> None:
-        self._entries: dict[int, _CostEntry] = {}  # by _entry_of
-        self.line: list[tuple[float, float]] = []  # rows and seconds of those that are believed, both rising
+        self._entries: dict[int, _CostEntry] = {}  # by entry_of
+        self._line: list[tuple[float, float]] = []  # rows and seconds of those that are believed, both rising
+        self._has_moved = False  # entries have, since the line was drawn
 
     def count(self, rows: int, seconds: float) -> None:
-        at = _entry_of(rows)
+        at = entry_of(rows)
         entry = self._entries.get(at)
         if entry is None:
             self._entries[at] = _CostEntry(float(rows), seconds)
         else:
             entry.count(rows, seconds)
             if entry.num_steps >= _TRIALS and abs(entry.seconds - entry.drawn_s) > _MOVED * entry.drawn_s:
-                self._draw_line()
+                self._has_moved = True
 
     def predict_s(self, rows: float) -> float:
         line = self.line
@@ -88,8 +89,14 @@ class _CostTable:
         below, below_s = line[at - 1]
         return below_s + (above_s - below_s) * (rows - below) / (above - below)
 
+    @property
+    def line(self) -> list[tuple[float, float]]:
+        """The entries as a rising line: no step takes longer than one of more rows."""
+        if self._has_moved:
+            self._draw_line()
+        return self._line
+
     def _draw_line(self) -> None:
-        """Take the entries as a rising line: no step takes longer than one of more rows."""
         least_s = float("inf")
         line = []
         for entry in sorted(self._entries.values(), key=lambda entry: -entry.rows):
@@ -97,10 +104,11 @@ class _CostTable:
                 entry.drawn_s = entry.seconds
                 least_s = min(least_s, entry.seconds)
                 line.append((entry.rows, least_s))
-        self.line = line[::-1]
+        self._line = line[::-1]
+        self._has_moved = False
 
 
-def _entry_of(rows: int) -> int:
-    """Return the table's entry: each number up to 16 has its own, then eight share a doubling."""
+def entry_of(rows: int) -> int:
+    """Return the entry of so many rows in a table: each number up to 16 has its own, then eight share a doubling."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) + 8 * shift

@@ -10,6 +10,10 @@ from typing import NamedTuple, Protocol
 from engine.sequence import Sequence
 
 
+class DrafterError(Exception):
+    """A drafter does what none may do; the message says what."""
+
+
 class Draft(NamedTuple):
     """Tokens that may follow."""
 

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
+from math import log2
 from operator import mul
 
 from engine.drafting.acceptance import AcceptanceRates
-from engine.drafting.budget import allot
+from engine.drafting.budget import allot, num_worth_guessing
 from engine.drafting.costs import StepCosts
-from engine.drafting.drafter import Draft, Drafter
-from engine.plan import Chunk, StepPlan, most_drafts
+from engine.drafting.drafter import Draft, Drafter, DrafterError, known_tokens
+from engine.drafting.gain import MeasuredGain
+from engine.drafting.model import ModelDrafter
+from engine.plan import Chunk, StepCount, StepPlan, most_drafts
 from engine.protocol import DraftCounts
 from engine.sequence import Sequence
 
@@ -31,10 +34,6 @@ _LARGE_BATCH = (
     16  # sequences: for each so many more, a batch that none of them had drafts in is left alone for another step
 )
 _GRACE_S = 0.25  # beyond what a drafter may take for a sequence: a long prompt is read once
-
-
-class DrafterError(Exception):
-    """A drafter does what none may do; the message says what."""
 
 
 @dataclass(slots=True)
@@ -63,44 +62,118 @@ class Speculator:
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
         is_overlapped: bool = False,
+        model: ModelDrafter | None = None,
     ) -> None:
         """`drafters`: asked in this order; the first that proposes something is believed. `is_overlapped`: a step is launched while the one before
-        runs, and a sequence whose drafts are being checked misses one."""
+        runs, and a sequence whose drafts are being checked misses one. `model`: asked of all sequences at once, where the others have nothing."""
         self._drafters = drafters
         self._vocab_size = vocab_size
         self._clock = clock
         self._is_overlapped = is_overlapped
+        self._model = model
         self._states: dict[Sequence, _State] = {}
         self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # of all sequences
         self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right ones, of as many as expected
+        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # those that led to drafts
+        self._looking_s = 0.0  # for the drafts of the newest step
         self._rest_steps = 0  # before any sequence is looked at again
         self.costs = StepCosts()
+        self.gain = MeasuredGain()
         self.counts = DraftCounts()
 
     def drafts(self, plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
         """Return the drafts that are worth checking."""
+        decoding, self._looking_s = plan.decoding, 0.0
+        if not (self.gain.may_draft(len(decoding)) and self.costs.is_known):
+            return {}
+        began = self._clock()
+        chosen = self._worth_checking(decoding, plan)
+        self._looking_s = self._clock() - began
+        return chosen
+
+    def _worth_checking(self, decoding: list[Sequence], plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
+        proposed: dict[Sequence, list[_Guess]] = {}
         if self._rest_steps:
             self._rest_steps -= 1
-            return {}
-        if not self.costs.is_known:
-            return {}
-        decoding, num_rows, budget = plan.decoding, plan.num_rows, plan.budget
+        else:
+            proposed = self._look_for(decoding, plan)
+        found = {sequence: guesses for sequence, guesses in proposed.items() if guesses}
+        if self._model is not None:
+            found |= self._guess([sequence for sequence in decoding if sequence not in found], plan, self._model)
+        chosen = self._choose(found, len(decoding), plan)
+        for sequence in proposed:
+            self._looks.add("", sequence in chosen)
+        for sequence in proposed.keys() - chosen.keys():
+            self._leave_alone(sequence, proposed[sequence], len(decoding), plan.num_rows)
+        if proposed and not chosen:
+            self._rest_steps = len(decoding) // _LARGE_BATCH
+        return chosen
+
+    def _look_for(self, decoding: list[Sequence], plan: StepPlan) -> dict[Sequence, list[_Guess]]:
+        """Return what drafters propose for the sequences whose turn it is."""
         proposed: dict[Sequence, list[_Guess]] = {}
-        enough = min(budget, MOST_DRAFTS, max(1, MOST_LOOKED_FOR // max(1, len(decoding))))
+        num_rows, share = plan.num_rows, max(1, MOST_LOOKED_FOR // max(1, len(decoding)))
+        enough = min(plan.budget, MOST_DRAFTS, share)
         for sequence in decoding:
-            state = self._states.get(sequence)
-            if state is None:
-                state = self._states[sequence] = _State()
+            state = self._state_of(sequence)
             if state.rest:
                 state.rest -= 1
             elif (most := min(most_drafts(sequence), enough)) > 0:
                 proposed[sequence] = self._look(sequence, state, most, num_rows)
-        chosen = self._choose({s: guesses for s, guesses in proposed.items() if guesses}, len(decoding), plan)
-        for sequence in proposed.keys() - chosen.keys():
-            self._leave_alone(sequence, proposed[sequence], len(decoding), num_rows)
-        if not chosen:
-            self._rest_steps = len(decoding) // _LARGE_BATCH
-        return chosen
+        return proposed
+
+    def _guess(self, sequences: list[Sequence], plan: StepPlan, model: ModelDrafter) -> dict[Sequence, list[_Guess]]:
+        """Return what the model guesses of these sequences, as many tokens of each as pay."""
+        able = [s for s in sequences if most_drafts(s) > 0 and model.name not in self._state_of(s).failed]
+        if not able:
+            return {}
+        expected, num_decodes = self._rates.rate(model.name, model.prior), len(plan.decoding)
+        chances = [self._states[sequence].rates.rate(model.name, expected) for sequence in able]
+        length = num_worth_guessing(
+            chances,
+            model.predict_s(len(able)),
+            self.costs,
+            num_decodes,
+            plan.num_rows,
+            min(1.0, self._bias.rate("", 1.0)),
+            float(self._is_overlapped and num_decodes > 1),
+        )
+        length = min(length, plan.budget // len(able))
+        if not length:
+            for sequence in able:
+                self._states[sequence].rates.fade(model.name)
+            self._rates.fade(model.name)
+            return {}
+        num_tokens = length + any([sequence.is_pending for sequence in able])
+        chance_of = {
+            sequence: chance
+            for sequence, chance in zip(able, chances, strict=True)
+            if plan.reserve(sequence, known_tokens(sequence) + num_tokens - 1)
+        }
+        found = {}
+        for sequence, tokens in self._guessed(list(chance_of), num_tokens, model).items():
+            guesses = [(token, model.name, chance_of[sequence]) for token in tokens]
+            if sequence.matcher is not None:
+                del guesses[sequence.matcher.num_allowed(tokens) :]
+            if guesses := guesses[int(sequence.is_pending) :][: min(length, most_drafts(sequence))]:
+                found[sequence] = guesses
+        return found
+
+    def _guessed(self, sequences: list[Sequence], num_tokens: int, model: ModelDrafter) -> dict[Sequence, list[int]]:
+        """Return the tokens that the model guesses; none where it breaks: then it is not asked again for these."""
+        if not sequences:
+            return {}
+        try:
+            guessed = model.propose(sequences, num_tokens)
+            for tokens in guessed:
+                self._check(Draft(tokens, model.name, model.prior), num_tokens)
+        except Exception as error:  # whatever it is, they do without it
+            log.warning("%d sequences go on without %s drafts: %s", len(sequences), model.name, error)
+            for sequence in sequences:
+                self._states[sequence].failed.add(model.name)
+            self.counts = self.counts.with_failure()
+            return {}
+        return dict(zip(sequences, guessed, strict=True))
 
     def _choose(
         self, found: dict[Sequence, list[_Guess]], num_decodes: int, plan: StepPlan
@@ -143,8 +216,16 @@ class Speculator:
             for drafter in self._drafters:
                 drafter.forget(sequence)
 
-    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
-        self.costs.count(num_rows, step_s, num_drafts)
+    def count_step(self, step: StepCount) -> None:
+        self.costs.count(step.num_rows, step.step_s, step.num_drafts)
+        if step.num_rows == step.num_decodes + step.num_drafts:
+            self.gain.count(step, self._looking_s)
+
+    def _state_of(self, sequence: Sequence) -> _State:
+        state = self._states.get(sequence)
+        if state is None:
+            state = self._states[sequence] = _State(num_vain=int(-log2(self._looks.rate("", 1.0))))
+        return state
 
     def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
         """Return guesses at what follows the newest token: where that is not known yet, behind a guess at it."""

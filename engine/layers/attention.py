@@ -44,13 +44,17 @@ class Attention:
         o_bias: bool = False,
         qk_norm: NormKind | None = None,
         sinks: bool = False,
+        input_size: int | None = None,
     ) -> Self:
+        """`input_size`: of what it reads, where that is not what it gives."""
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
         names = [f"{name}.{part}_proj" for part in "qkv"]
         norm_names = [f"{name}.{part}_norm" for part in "qk"]
         return cls(
-            Linear.load(loader, names, [q_size, kv_size, kv_size], hidden_size, qkv_bias, "rows", shape.head_dim),
+            Linear.load(
+                loader, names, [q_size, kv_size, kv_size], input_size or hidden_size, qkv_bias, "rows", shape.head_dim
+            ),
             Linear.load(loader, [f"{name}.o_proj"], [hidden_size], q_size, o_bias, "columns", shape.head_dim),
             shape._replace(num_heads=heads, num_kv_heads=kv_heads),
             qk_norm and HeadNorm.load(loader, norm_names, [heads, kv_heads], shape.head_dim, qk_norm),

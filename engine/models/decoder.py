@@ -22,6 +22,7 @@ from engine.weights.loader import WeightLoader
 from engine.weights.shard import MatrixPart
 
 if TYPE_CHECKING:
+    from engine.models.mtp import MtpHead
     from engine.parallel.communicator import Communicator
 
 
@@ -88,6 +89,7 @@ class Decoder:
         self.temperature = temperature
         self.projections = projections
         self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
+        self.mtp: MtpHead | None = None  # a further layer of the checkpoint, by which it drafts
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
@@ -139,6 +141,11 @@ class Decoder:
         return self.head.logits(hidden, ranks)
 
 
+def root_of(loader: WeightLoader) -> str:
+    """Return what the names of a decoder's tensors begin with."""
+    return next((root for root in _ROOTS if f"{root}embed_tokens.weight" in loader), "model.")
+
+
 def load_decoder(
     config: DecoderConfig,
     loader: WeightLoader,
@@ -148,7 +155,7 @@ def load_decoder(
     temperature: Temperature | None = None,
 ) -> Decoder:
     """Load a decoder, or a stage of one. `load_layer(i, name)` makes the layer whose tensors begin with `name`."""
-    root = next((root for root in _ROOTS if f"{root}embed_tokens.weight" in loader), "model.")
+    root = root_of(loader)
     outer = "language_model." if root.startswith("language_model.") else ""
     stage = loader.shard.stage_of(config.num_layers)
     embedding = head = norm = None
@@ -174,4 +181,4 @@ def load_decoder(
     rotary = [RotaryTable(rule, config.rotary_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)
-    return Decoder(embedding, layers, norm, head, rotary, temperature, loader.projections or ())
+    return Decoder(embedding, layers, norm, head, rotary, temperature, tuple(loader.projections or ()))

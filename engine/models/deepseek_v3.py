@@ -4,6 +4,8 @@ Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; of K2.
 (engine/vision/kimi.py).
 """
 
+from collections.abc import Callable
+
 from engine.description.deepseek_v3 import LatentConfig
 from engine.description.grouped_moe import GroupedMoeConfig
 from engine.description.weights import GATED_PARTS
@@ -12,7 +14,8 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.moe import Experts, SparseMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.routing import GroupedRouter
-from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
+from engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder, root_of
+from engine.models.mtp import MtpHead
 from engine.vision.kimi import PatchEncoder
 from engine.weights.loader import WeightLoader
 
@@ -28,8 +31,7 @@ def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Dec
             feed_forward=load_feed_forward(config, loader, i, f"{name}.mlp"),
         )
 
-    skip_mtp_layers(config, loader)
-    decoder = load_decoder(config, loader, context_length, layer)
+    decoder = load_with_mtp(config, loader, context_length, layer)
     if config.vision is not None and decoder.embedding is not None and "mm_projector.pre_norm.weight" in loader:
         decoder.vision = PatchEncoder(config.vision, loader.unshared(), hidden)
     else:
@@ -39,7 +41,7 @@ def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Dec
 
 def load_feed_forward(config: GroupedMoeConfig, loader: WeightLoader, layer: int, name: str) -> Part:
     hidden, experts, shared = config.hidden_size, config.experts, config.shared_size
-    if layer not in config.sparse_layers:
+    if layer < config.num_layers and layer not in config.sparse_layers:
         return GatedMLP.load(loader, name, hidden, config.intermediate_size)
     return SparseMLP(
         GroupedRouter.load(loader, f"{name}.gate", experts.num_experts, hidden, config.routing),
@@ -48,7 +50,14 @@ def load_feed_forward(config: GroupedMoeConfig, loader: WeightLoader, layer: int
     )
 
 
-def skip_mtp_layers(config: GroupedMoeConfig, loader: WeightLoader) -> None:
-    """Let the layers stay unread that predict further tokens: nothing drafts by them."""
-    for i in range(config.num_layers, config.num_layers + config.num_mtp_layers):
+def load_with_mtp(
+    config: GroupedMoeConfig, loader: WeightLoader, context_length: int, load_layer: Callable[[int, str], DecoderLayer]
+) -> Decoder:
+    """Load a decoder, and of the layers behind its last one, which predict further tokens, the one that drafts: the others stay unread."""
+    decoder, first = load_decoder(config, loader, context_length, load_layer), config.num_layers
+    if config.drafts_by_mtp:
+        name = f"{root_of(loader)}layers.{first}"
+        decoder.mtp = MtpHead.load(config, loader, name, load_layer(first, name), decoder)
+    for i in range(first + config.drafts_by_mtp, first + config.num_mtp_layers):
         loader.skip(rf"(language_model\.)?model\.layers\.{i}\..*")
+    return decoder

@@ -3,8 +3,8 @@
 from engine.description.glm4_moe import Glm4MoeConfig
 from engine.layers.norm import RMSNorm
 from engine.layers.partial_attention import PartialAttention
-from engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from engine.models.deepseek_v3 import load_feed_forward, skip_mtp_layers
+from engine.models.decoder import Decoder, DecoderLayer
+from engine.models.deepseek_v3 import load_feed_forward, load_with_mtp
 from engine.weights.loader import WeightLoader
 
 
@@ -18,7 +18,7 @@ def load(config: Glm4MoeConfig, loader: WeightLoader, context_length: int) -> De
                 loader,
                 f"{name}.self_attn",
                 hidden,
-                config.attention(i),
+                config.attention(min(i, config.num_layers - 1))._replace(layer=i),
                 qkv_bias=config.attention_bias,
                 qk_norm=norm if config.qk_norm else None,
             ),
@@ -26,5 +26,4 @@ def load(config: Glm4MoeConfig, loader: WeightLoader, context_length: int) -> De
             feed_forward=load_feed_forward(config, loader, i, f"{name}.mlp"),
         )
 
-    skip_mtp_layers(config, loader)
-    return load_decoder(config, loader, context_length, layer)
+    return load_with_mtp(config, loader, context_length, layer)

@@ -29,7 +29,7 @@ from engine.embedded.ember.corpus.mixture import conversation
 from engine.engine import Engine
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
-from engine.plan import Chunk, SchedulerLimits
+from engine.plan import Chunk, SchedulerLimits, StepCount
 from engine.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
 from engine.sequence import Sequence
 from kernels.cpu import library
@@ -96,10 +96,10 @@ class Watched(Speculator):
         self.accepted.append(num_accepted)
         super().note(chunk, num_accepted)
 
-    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
+    def count_step(self, step: StepCount) -> None:
         if self.costs.is_known:
-            self.predicted.append((num_rows, self.costs.predict_s(num_rows, num_drafts), step_s))
-        super().count_step(num_rows, num_drafts, step_s)
+            self.predicted.append((step.num_rows, self.costs.predict_s(step.num_rows, step.num_drafts), step.step_s))
+        super().count_step(step)
 
     def forget_past(self) -> None:
         """Begin to count anew: what was learnt stays."""

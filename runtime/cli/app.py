@@ -154,7 +154,7 @@ def serve(
     speculate: Annotated[
         str | None,
         typer.Option(
-            help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar)."
+            help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar,draft:DIR)."
         ),
     ] = None,
     api_key: Annotated[

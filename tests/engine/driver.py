@@ -12,6 +12,7 @@ from engine.engine import Engine
 from engine.kv.shared_tiers import SharedTiers
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
+from engine.plan import StepCount
 from engine.protocol import HostConfig, ModelSpec, Pooling, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
@@ -76,10 +77,21 @@ class CheapRows:
         return 1e6 + rows
 
 
+class Welcome:
+    """A gain that is always there."""
+
+    def may_draft(self, num_decodes: int) -> bool:
+        return True
+
+    def count(self, step: StepCount, looking_s: float) -> None:
+        pass
+
+
 def check_all_drafts(engine: Engine) -> None:
     """Have all drafts checked that are proposed, where there is speculation."""
     if isinstance(engine._speculation, Speculator):
         engine._speculation.costs = CheapRows()  # type: ignore[assignment]
+        engine._speculation.gain = Welcome()  # type: ignore[assignment]
 
 
 def submit(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as SequenceOf
 from random import Random
 
-from engine.plan import Chunk, StepPlan, most_drafts
+from engine.plan import Chunk, StepCount, StepPlan, most_drafts
 from engine.protocol import DraftCounts
 from engine.sequence import Sequence
 from tests.engine.fake_runner import VOCAB, next_penalised_token, next_token
@@ -28,7 +28,7 @@ class EachAlone:
     def note(self, chunk: Chunk, num_accepted: int) -> None:
         self.counts = self.counts.with_chunk(len(chunk.drafts), num_accepted)
 
-    def count_step(self, num_rows: int, num_drafts: int, step_s: float) -> None:
+    def count_step(self, step: StepCount) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:

@@ -144,8 +144,13 @@ def test_drafts_change_no_token(llama: Written) -> None:
     ]
     expected = alone(llama, messages)
     engine = load_engine(llama.base)
-    engine.scheduler._drafter = Remembering({m.prompt_token_ids: expected[m.sequence_id].token_ids for m in messages})
+    remembering = Remembering({m.prompt_token_ids: expected[m.sequence_id].token_ids for m in messages})
+    engine.scheduler._speculation = remembering
     assert_same(drain(engine, messages), expected)
+    assert remembering.counts.num_accepted_tokens > 10
+    drafted_by_base = load_engine(llama.base, speculate=f"draft:{llama.base}")
+    assert_same(drain(drafted_by_base, messages), expected)
+    assert drafted_by_base.load().drafts.num_accepted_tokens > 10
 
 
 def test_a_prefix_is_found_under_its_own_adapter_alone(llama: Written) -> None:

@@ -17,6 +17,7 @@ from engine.embedded.ember.chat import HERE
 from engine.engine import Engine
 from engine.formats.answer_format import raw_parser
 from engine.kv.shared_tiers import open_tiers
+from engine.kv.tiered_cache import TieredCache
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
 from engine.protocol import Constraint, HostConfig, ModelSpec, Submit
@@ -28,7 +29,10 @@ from runtime.engines.hand_over import decode_sequence, prefill_sequence
 from runtime.output_processor import OutputProcessor
 from tests.engine.driver import Heard, check_all_drafts, drain, drain_preempting, load_engine, submit
 
-DRAFTERS = ("suffix", "grammar", "grammar,suffix")
+LOOKUPS = ("suffix", "grammar", "grammar,suffix")
+WITH_WEIGHTS = (f"draft:{HERE / 'mini'}", f"suffix,eagle3:{HERE / 'eagle3'}")
+DRAFTERS = ("grammar,suffix", *WITH_WEIGHTS)
+EACH = pytest.mark.parametrize("drafters", DRAFTERS, ids=("grammar,suffix", "draft", "suffix,eagle3"))
 TOKENIZER = Tokenizer.from_directory(HERE)
 PERSON = {
     "type": "object",
@@ -105,7 +109,7 @@ def assert_drafted(engine: Engine, at_least: int = 20) -> None:
     assert not engine._speculation._states, "of sequences that have ended"
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
@@ -131,7 +135,7 @@ def test_tokens_are_those_without_drafts(drafters: str, options: dict[str, Any],
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 @pytest.mark.parametrize("depth", [1, 2])
 def test_sequences_that_lose_their_blocks_go_on_as_they_would_have(drafters: str, depth: int) -> None:
     engine = ember(drafters, depth=depth)
@@ -141,7 +145,7 @@ def test_sequences_that_lose_their_blocks_go_on_as_they_would_have(drafters: str
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_a_cached_prefix_may_end_in_what_drafts_have_left(drafters: str) -> None:
     engine, first = ember(drafters), requests(12)
     told = drain(engine, first)
@@ -160,23 +164,36 @@ def test_a_cached_prefix_may_end_in_what_drafts_have_left(drafters: str) -> None
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_blocks_that_come_back_from_a_tier_hold_no_refused_draft(
     drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
-    tiers = open_tiers(HostConfig(kv_host_bytes=32 << 20, kv_host_dir=str(tmp_path / "host")))
-    assert tiers is not None
-    for times in range(2):  # the second engine finds what the first one has left
+    for host, kept_in in (("host", "nothing"), ("host", "host"), ("another host", "disk")):
+        tiers = open_tiers(
+            HostConfig(
+                kv_host_bytes=32 << 20,
+                kv_host_dir=str(tmp_path / host),
+                kv_disk_bytes=64 << 20,
+                kv_disk_dir=str(tmp_path / "disk"),
+            )
+        )
+        assert tiers is not None
+        assert tiers.disk is not None
+        assert tiers.disk.wait_until_idle(10), "the disk is being looked through"
         engine = ember(drafters, tiers=tiers)
+        assert isinstance(engine.tiers, TieredCache)
         assert_same(drain(engine, requests(12)), told_without(12))
-        assert (engine.scheduler.counts.prefix_host_hits > 200) == bool(times)
+        counts = engine.scheduler.counts
+        assert (counts.prefix_host_hits > 200) == (kept_in == "host")
+        assert (counts.prefix_disk_hits > 200) == (kept_in == "disk")
         assert_drafted(engine, at_least=8)
+        assert engine.tiers.wait_until_idle(10)
         engine.close()
-    tiers.close()
+        tiers.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_samples_of_one_prompt_differ_as_they_would_have(drafters: str) -> None:
     def samples() -> list[Submit]:
         first = requests(3)[2]
@@ -193,7 +210,7 @@ def test_samples_of_one_prompt_differ_as_they_would_have(drafters: str) -> None:
     plain.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_whoever_continues_an_answer_puts_out_the_rest_of_it(drafters: str) -> None:
     engine, whole = ember(drafters), told_without(12)
     messages = []
@@ -210,7 +227,7 @@ def test_whoever_continues_an_answer_puts_out_the_rest_of_it(drafters: str) -> N
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_model_that_moves_or_wakes_again_goes_on_with_its_sequences(drafters: str, depth: int) -> None:
     """As on waking, and where a bootstrap program has begun: another engine adopts what is open."""
@@ -235,7 +252,7 @@ def test_a_model_that_moves_or_wakes_again_goes_on_with_its_sequences(drafters: 
     second.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> None:
     engine = ember(drafters, max_num_seqs=2)
     assert isinstance(engine.runner, ModelRunner)
@@ -248,12 +265,12 @@ def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> Non
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
-def test_ranks_that_share_the_model_check_the_same_drafts(drafters: str) -> None:
-    config = HostConfig(device="cpu", kv_bytes=64 << 20, threads=1, group=("cpu", "cpu"))
+@pytest.mark.parametrize("stages", [1, 2], ids=["one stage", "two stages"])
+def test_ranks_that_share_the_model_check_the_same_drafts(stages: int) -> None:
+    config = HostConfig(device="cpu", kv_bytes=64 << 20, threads=1, group=("cpu", "cpu"), stages=stages)
     memory = make_kv_memory(config)
     try:
-        spec = ModelSpec("tiny", str(HERE), "float32", 4096, speculate=drafters)
+        spec = ModelSpec("tiny", str(HERE), "float32", 4096, speculate="grammar,suffix")
         model = load_model(spec, config, memory)
         check_all_drafts(model.engine)
         few = {message.sequence_id for message in requests(12)[:8]}
@@ -265,7 +282,7 @@ def test_ranks_that_share_the_model_check_the_same_drafts(drafters: str) -> None
         memory.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_a_prompt_that_another_host_computes_is_answered_with_drafts(
     drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +334,7 @@ def test_a_tenant_s_answers_are_drafted_for_that_tenant_alone() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@EACH
 def test_a_stop_string_among_drafts_ends_the_text_where_it_would_have(drafters: str) -> None:
     def texts(engine: Engine) -> list[tuple[str, int, str | None]]:
         processors = {
@@ -400,7 +417,7 @@ def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("drafters", [*LOOKUPS, *WITH_WEIGHTS])
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
     """But for a handful of ties."""
     draw, num_ties = random.Random(drafters), 0

@@ -202,19 +202,25 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     ]
 
 
+NO_DRAFTER = "is no drafter; say auto, off, or with commas between them suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("fast", "'fast' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
-        ("suffix,auto", "'auto' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
-        ("suffix, grammar", "' grammar' is no drafter; say auto, off, or suffix and grammar with a comma between them"),
+        ("fast", f"'fast' {NO_DRAFTER}"),
+        ("suffix,auto", f"'auto' {NO_DRAFTER}"),
+        ("suffix, grammar", f"' grammar' {NO_DRAFTER}"),
+        ("draft:", f"'draft:' {NO_DRAFTER}"),
         ("suffix,suffix", "'suffix,suffix' names a drafter twice"),
+        ("draft:/a,mtp", "'draft:/a,mtp' names several drafters that have weights; one is loaded"),
     ],
 )
 def test_drafters_are_known_by_name(words: str, why: str) -> None:
     model = SITE["models"][0]
     assert sentences(SiteConfig, {**SITE, "models": [{**model, "speculate": words}]}) == [f"models.0.speculate: {why}"]
-    parse(SiteConfig, {**SITE, "models": [{**model, "speculate": "grammar,suffix"}]}, "ams1.toml")
+    for known in ("grammar,suffix", "suffix,draft:/models/small", "eagle3:head", "mtp"):
+        parse(SiteConfig, {**SITE, "models": [{**model, "speculate": known}]}, "ams1.toml")
 
 
 def test_a_file_that_is_no_table_is_refused() -> None:

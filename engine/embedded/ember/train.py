@@ -50,13 +50,14 @@ class Batch:
 class Lessons:
     """An endless stream of steps; each is a fair draw of the mixture, cut into forwards of equal lengths."""
 
-    def __init__(self, chat: Chat, seed: int) -> None:
+    def __init__(self, chat: Chat, seed: int, tokens_per_step: int = TOKENS_PER_STEP) -> None:
         self._chat = chat
         self._conversations = conversations(seed)
+        self._tokens_per_step = tokens_per_step
 
     def step(self) -> list[Batch]:
         lessons, tokens = [], 0
-        while tokens < TOKENS_PER_STEP:
+        while tokens < self._tokens_per_step:
             one = next(self._conversations)
             ids, learned = self._chat.lesson(one.messages, one.tools)
             if len(ids) <= 4096:

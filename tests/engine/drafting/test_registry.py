@@ -1,13 +1,15 @@
 """Drafters by their words."""
 
+from pathlib import Path
+
 import pytest
 
-from engine.drafting.registry import make_speculator
+from engine.drafting.registry import DraftWords
 from engine.errors import CheckpointError
 
 
 def names(words: str) -> list[str]:
-    made = make_speculator(words, 100)
+    made = DraftWords.read(words).speculator(100)
     return [] if made is None else [drafter.name for drafter in made._drafters]
 
 
@@ -18,7 +20,17 @@ def test_words_name_drafters_in_the_order_in_which_they_are_asked() -> None:
     assert names("suffix") == ["suffix"]
 
 
-@pytest.mark.parametrize("words", ["", "fast", "suffix,", "auto,suffix", "eagle3:/models/x"])
+def test_one_drafter_may_have_weights() -> None:
+    assert DraftWords.read("suffix,draft:/models/small") == (("suffix",), "draft", Path("/models/small"))
+    assert DraftWords.read("eagle3:/models/head") == ((), "eagle3", Path("/models/head"))
+    assert DraftWords.read("grammar,suffix,mtp") == (("grammar", "suffix"), "mtp", None)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "fast", "suffix,", "auto,suffix", "draft:", "eagle3", "mtp:/x", "mtp,draft:/x", "suffix,suffix"]
+)
 def test_others_are_refused_by_name(words: str) -> None:
-    with pytest.raises(CheckpointError, match="is no drafter; say auto, off, or some of grammar, suffix"):
-        make_speculator(words, 100)
+    with pytest.raises(
+        CheckpointError, match="is no drafter, or one too many; say auto, off, or some of grammar, suffix"
+    ):
+        DraftWords.read(words)

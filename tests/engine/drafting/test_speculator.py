@@ -14,6 +14,7 @@ from engine.plan import Chunk, StepPlan
 from engine.protocol import DraftCounts, SamplingParams
 from engine.sequence import PENDING, Sequence
 from tests.engine.drafting.test_budget import FREE, LINEAR, READS
+from tests.engine.driver import Welcome
 
 
 class FakeDrafter:
@@ -39,9 +40,11 @@ class Clock:
         return self.now
 
 
-def speculator(*drafters: FakeDrafter, costs: StepCosts = FREE, clock: Clock | None = None) -> Speculator:
-    made = Speculator(drafters, vocab_size=1000, clock=clock or Clock())
-    made.costs = costs
+def speculator(
+    *drafters: FakeDrafter, costs: StepCosts = FREE, clock: Clock | None = None, model: Any = None
+) -> Speculator:
+    made = Speculator(drafters, vocab_size=1000, clock=clock or Clock(), model=model)  # type: ignore[arg-type]
+    made.costs, made.gain = costs, Welcome()  # type: ignore[assignment]
     return made
 
 
@@ -211,3 +214,77 @@ def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
     assert not made._states
     note(made, one, proposed, 2)
     assert made.counts.num_drafts == 0
+
+
+class FakeModel:
+    """Guesses 100, 101 and so on, and what each takes is told."""
+
+    name, prior = "fake model", 0.8
+
+    def __init__(self, guess_s: float = 0.0, guess: Callable[[int], list[int]] | None = None) -> None:
+        self.guess_s = guess_s
+        self.guess = guess or (lambda length: list(range(100, 100 + length)))
+        self.asked: list[tuple[list[Sequence], int]] = []
+
+    def predict_s(self, num_sequences: int) -> float:
+        return self.guess_s
+
+    def propose(self, sequences: list[Sequence], length: int) -> list[list[int]]:
+        self.asked.append((sequences, length))
+        return [self.guess(length) for _ in sequences]
+
+
+def test_a_model_is_asked_at_once_of_all_that_the_others_have_nothing_for() -> None:
+    copied, free, pending = sequence(1), sequence(2), sequence(PENDING)
+    finds = FakeDrafter(lambda ahead, most: [7, 8, 9][:most])
+    finds.propose = lambda of, ahead, most: Draft([7, 8], "fake", 0.9) if of is copied and not ahead else None  # type: ignore[method-assign]
+    model = FakeModel()
+    made = speculator(finds, model=model)
+    found = made.drafts(plan_of(copied, free, pending, budget=50))
+    ((asked, length),) = model.asked
+    assert asked == [free, pending]
+    assert found[copied] == (7, 8)
+    assert found[free] == tuple(range(100, 100 + length - 1))
+    assert found[pending] == tuple(range(101, 100 + length)), "the first guess stands for the token that is not known"
+
+
+def test_a_model_guesses_no_more_than_pays() -> None:
+    (of,) = ([sequence()],)
+    assert speculator(model=(cheap := FakeModel())).drafts(plan_of(*of, budget=50))
+    slow = FakeModel(guess_s=1e3)
+    assert not speculator(model=slow).drafts(plan_of(*of, budget=50))
+    assert not slow.asked
+    assert cheap.asked
+
+
+def test_a_model_guesses_into_blocks_that_the_sequence_holds() -> None:
+    first, second = sequence(1), sequence(2)
+    plan = plan_of(first, second, budget=50)
+    plan.reserve = lambda of, end: of is first
+    model = FakeModel()
+    assert speculator(model=model).drafts(plan).keys() == {first}
+    assert model.asked[0][0] == [first]
+
+
+@pytest.mark.parametrize(
+    ("guess", "why"),
+    [
+        (lambda length: 1 / 0, "division"),
+        (lambda length: [1000] * length, "1000 is no token of 1000"),
+        (lambda length: [1] * (length + 1), "it was asked for"),
+    ],
+    ids=["raises", "no tokens", "too many"],
+)
+def test_a_model_that_breaks_is_not_asked_again_for_those_sequences(
+    guess: Callable[[int], Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, of = FakeModel(guess=guess), sequence()
+    made = speculator(model=model)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not made.drafts(plan_of(of, budget=50))
+    assert why in caplog.text
+    assert len(model.asked) == 1
+    assert made.counts.num_failures == 1
+    made.drafts(plan_of(sequence(5), budget=50))
+    assert len(model.asked) == 2, "another sequence may do better"

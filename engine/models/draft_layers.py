@@ -1,0 +1,122 @@
+"""What drafts for a model beside its own layers, and keeps what it knows of a token in the same blocks: a smaller model, or one layer that reads what
+the model made of the token before (EAGLE-3, MTP).
+
+In a step both are computed of the same tokens (`follow`). So whoever has a sequence's blocks has its drafter's state as well: after a prefix hit,
+from a tier, on another host. Between steps it is computed alone, of tokens that are guesses (`forward`), behind the sequence's own: what it leaves
+there, the step that checks them writes anew. Refuses to know sequences, and which guesses were right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from engine.batch import Batch
+from engine.context import Context
+from engine.kv.layout import LayerCache
+from engine.models.decoder import Decoder
+from engine.models.registry import Model
+
+if TYPE_CHECKING:
+    from engine.parallel.communicator import Communicator
+
+
+class DraftLayers(Model, Protocol):
+    def follow(self, model: Model, context: Context) -> torch.Tensor:
+        """Compute a step of the model, and of the drafter beside it. Return what the model's `forward` would."""
+
+
+class DraftModel:
+    """A model of the same vocabulary, whose layers' caches lie behind the other's."""
+
+    def __init__(self, model: Model, first: int) -> None:
+        """`first`: the number of its first layer's cache."""
+        self._model = model
+        self._first = first
+
+    def follow(self, model: Model, context: Context) -> torch.Tensor:
+        hidden = model.forward(context)
+        self.forward(context)
+        return hidden
+
+    def forward(self, context: Context) -> torch.Tensor:
+        return self._model.forward(replace(context, caches=context.caches[self._first :], adapters=None))
+
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        return self._model.logits(hidden)
+
+
+class DraftHead(Protocol):
+    """A layer with its own way in and out."""
+
+    taps: Sequence[int]  # the model's layers whose hidden states it is given
+
+    def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return what is kept of the model's hidden states [tokens, hidden], those behind its last layer and those behind the taps."""
+
+    def embed(self, context: Context) -> torch.Tensor: ...
+
+    def prepared(self, context: Context) -> Context:
+        """Return the context with what its layer needs of the batch."""
+
+    def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return hidden states [tokens, hidden] by which the next token is guessed, and which stand for the model's where those are not known.
+        `before`: the features of the token before."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> fp32 [rows, vocab of the model]"""
+
+
+class FeatureDrafts:
+    """Heads are trained on pairs of a token and the features of the one before, of which a sequence's first has none: here those are zeros, so that
+    every position has a row and a block's content depends on its own tokens and earlier ones alone."""
+
+    def __init__(self, head: DraftHead, cache: int) -> None:
+        """`cache`: the number of the one that keeps features."""
+        self._head = head
+        self._cache = cache
+
+    def follow(self, model: Model, context: Context) -> torch.Tensor:
+        assert isinstance(model, Decoder), "an encoder has no drafts"
+        hidden, tapped = model.tapped(context, self._head.taps)
+        self._keep(self._head.features(hidden, tapped), context)
+        self._compute(context)
+        return hidden
+
+    def forward(self, context: Context) -> torch.Tensor:
+        hidden = self._compute(context)
+        self._keep(hidden, context)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        return self._head.logits(hidden)
+
+    def _compute(self, context: Context) -> torch.Tensor:
+        cache, positions = context.caches[self._cache], context.batch.positions
+        (kept,) = cache.segments
+        slots, block_size = slots_before(context.batch, cache), kept.shape[1]
+        before = kept[slots // block_size, slots % block_size, 0] * (positions > 0).unsqueeze(1)
+        context = self._head.prepared(replace(context, adapters=None))
+        return self._head(self._head.embed(context), before, context)
+
+    def _keep(self, features: torch.Tensor, context: Context) -> None:
+        cache = context.caches[self._cache]
+        (kept,), slots = cache.segments, context.batch.groups[cache.group].slot_mapping
+        kept[slots // kept.shape[1], slots % kept.shape[1], 0] = features
+
+
+def slots_before(batch: Batch, cache: LayerCache) -> torch.Tensor:
+    """Return the slot of the token before each one [tokens]; of a sequence's first token its own."""
+    group, (kept,) = batch.groups[cache.group], cache.segments
+    block_size, decoded = kept.shape[1], batch.num_decoded
+    before = (batch.positions - 1).clamp(min=0)
+    blocks = []
+    if group.decode is not None:
+        blocks.append(group.decode.block_tables.gather(1, (before[:decoded] // block_size).unsqueeze(1)).squeeze(1))
+    for varlen, at in ((group.verify, before[:decoded]), (group.prefill, before[decoded:])):
+        if varlen is not None:
+            places = torch.arange(len(at), device=at.device, dtype=torch.int32)
+            rows = torch.searchsorted(varlen.cu_seqlens_q[1:].contiguous(), places, right=True)
+            blocks.append(varlen.block_tables[rows, at // block_size])
+    return torch.cat(blocks) * block_size + before % block_size

@@ -1,0 +1,63 @@
+"""DeepSeek-V3's layer behind the last one, which predicts a further token (arXiv:2412.19437, section 2.2): a layer of the model's own kind over a
+projection of the token and of what the model made of the one before.
+
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its embedding and head are the model's, which the checkpoint holds twice.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from engine.context import Context
+from engine.description.grouped_moe import GroupedMoeConfig
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.models.decoder import Decoder, DecoderLayer
+from engine.weights.loader import WeightLoader
+
+
+class MtpHead:
+    taps: Sequence[int] = ()
+
+    def __init__(
+        self, model: Decoder, layer: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm], projection: Linear
+    ) -> None:
+        """`norms`: of the token, of the features and of what the head reads."""
+        self._model = model
+        self._layer = layer
+        self._token_norm, self._feature_norm, self._norm = norms
+        self._projection = projection
+
+    @classmethod
+    def load(
+        cls, config: GroupedMoeConfig, loader: WeightLoader, name: str, layer: DecoderLayer, model: Decoder
+    ) -> "MtpHead":
+        """Load what is round the layer, whose tensors begin with `name`."""
+        hidden = config.hidden_size
+        token, features, last = (
+            RMSNorm.load(loader, f"{name}.{part}", hidden, config.norm)
+            for part in ("enorm", "hnorm", "shared_head.norm")
+        )
+        loader.skip(rf"{re.escape(name)}\.(embed_tokens|shared_head\.head)\..*")
+        return cls(
+            model, layer, (token, features, last), Linear.load(loader, [f"{name}.eh_proj"], [hidden], 2 * hidden, False)
+        )
+
+    def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
+        return hidden
+
+    def embed(self, context: Context) -> torch.Tensor:
+        return self._model.embed(context)
+
+    def prepared(self, context: Context) -> Context:
+        return self._model.prepared(replace(context, incoming=None))
+
+    def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
+        both = torch.cat((self._token_norm(embedded), self._feature_norm(before)), 1)
+        x, residual = self._layer(self._projection(both, context), None, context)
+        return x + residual
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(self._norm(hidden))
