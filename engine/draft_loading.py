@@ -16,14 +16,16 @@ import torch
 from engine.description import eagle3
 from engine.description.decoder_config import DecoderConfig, architecture
 from engine.description.grouped_moe import GroupedMoeConfig
+from engine.drafting.model import ModelDrafter
 from engine.drafting.registry import DraftWords
 from engine.errors import CheckpointError
-from engine.kv.layout import CachedLayer, CacheSegment
+from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
 from engine.models.eagle3 import Eagle3Head
 from engine.models.registry import Model, find_family
 from engine.phases import Phases
+from engine.runner import ModelRunner
 from engine.weights.checkpoint import read_json
 from engine.weights.config import read_config
 from engine.weights.digests import fingerprint
@@ -47,8 +49,14 @@ class DraftTarget(NamedTuple):
 
 
 class LoadedDrafts(NamedTuple):
+    name: str
     layers: DraftLayers
     num_bytes: int
+
+    def drafter(self, layout: CacheLayout, blocks: torch.Tensor) -> ModelDrafter:
+        """Return what drafts by a runner of its own, over the model's blocks."""
+        runner = ModelRunner(self.layers, layout, blocks)
+        return ModelDrafter(self.name, _PRIORS[self.name], runner, layout.block_size)
 
 
 class PlannedDrafts(Protocol):
@@ -98,10 +106,6 @@ def identity_of(planned: PlannedDrafts | None) -> str:
     return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
 
 
-def prior_of(name: str) -> float:
-    return _PRIORS[name]
-
-
 @contextmanager
 def named(directory: Path) -> Iterator[None]:
     """Say in an error which drafter it is about."""
@@ -142,7 +146,7 @@ class PlannedModel(NamedTuple):
                 target,
                 lambda loader: family.load(self.config, loader, target.context_length),
             )
-        return LoadedDrafts(DraftModel(filled.model, target.num_caches), _num_bytes(filled))
+        return LoadedDrafts(self.name, DraftModel(filled.model, target.num_caches), _num_bytes(filled))
 
 
 class PlannedEagle3(NamedTuple):
@@ -169,7 +173,7 @@ class PlannedEagle3(NamedTuple):
 
         with named(self.directory):
             filled = _fill(self.directory, self.raw_config, target, lay_out)
-        return LoadedDrafts(FeatureDrafts(filled.model, first + 1), _num_bytes(filled))
+        return LoadedDrafts(self.name, FeatureDrafts(filled.model, first + 1), _num_bytes(filled))
 
 
 class PlannedMtp(NamedTuple):
@@ -194,7 +198,7 @@ class PlannedMtp(NamedTuple):
     def load(self, target: DraftTarget) -> LoadedDrafts:
         assert isinstance(target.model, Decoder)
         assert target.model.mtp is not None, "the model was loaded by another config"
-        return LoadedDrafts(FeatureDrafts(target.model.mtp, target.num_caches + 1), 0)
+        return LoadedDrafts(self.name, FeatureDrafts(target.model.mtp, target.num_caches + 1), 0)
 
 
 def _fill(

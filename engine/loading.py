@@ -29,9 +29,7 @@ from engine.draft_loading import (
     PlannedMtp,
     identity_of,
     plan_drafts,
-    prior_of,
 )
-from engine.drafting.model import ModelDrafter
 from engine.drafting.registry import DraftWords
 from engine.dry_run import DryRun
 from engine.engine import Engine
@@ -241,7 +239,10 @@ class ModelLoading(NamedTuple):
                     group.warm_up(spec.name, prompt, not is_short)
                 self.warm_up(model, layout, prompt, with_decode=not is_short)
                 self.phases.end("warm_up")
-            drafts = self._load_drafts(model, context_length)
+            drafts = None
+            if self.drafts is not None:
+                target = DraftTarget(model, len(self.config.cached_layers), context_length, dtype, arena.device)
+                drafts = self.drafts.load(target)
             own = self.runner_in(first_slab, num_seen, model, layout, drafts)
             runner = own if group is None else group.runner(own, spec.name)
             lease = place if isinstance(place, Lease) else None
@@ -259,7 +260,7 @@ class ModelLoading(NamedTuple):
             )
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
-            drafter = None if drafts is None else self._drafter(drafts, layout, own.kv_cache)
+            drafter = drafts and drafts.drafter(layout, own.kv_cache)
             words = DraftWords.read(spec.speculate)
             speculation = words.speculator(self.config.vocab_size, runner.depth > 1, drafter)
             engine = Engine(
@@ -291,18 +292,6 @@ class ModelLoading(NamedTuple):
         return self._runner(
             model, layout, blocks, self.links and self.links.serving, self._bank(model), drafts and drafts.layers
         )
-
-    def _load_drafts(self, model: Model, context_length: int) -> LoadedDrafts | None:
-        if self.drafts is None:
-            return None
-        num_caches = len(self.config.cached_layers)
-        return self.drafts.load(DraftTarget(model, num_caches, context_length, self._dtype(), self.arena.device))
-
-    def _drafter(self, drafts: LoadedDrafts, layout: CacheLayout, blocks: torch.Tensor) -> ModelDrafter:
-        """Return what drafts by a runner of its own, over the blocks of the model's."""
-        assert self.drafts is not None
-        name = self.drafts.name
-        return ModelDrafter(name, prior_of(name), ModelRunner(drafts.layers, layout, blocks), layout.block_size)
 
     def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
         """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""

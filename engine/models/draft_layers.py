@@ -41,7 +41,7 @@ class DraftModel:
         return hidden
 
     def forward(self, context: Context) -> torch.Tensor:
-        return self._model.forward(replace(context, caches=context.caches[self._first :], adapters=None))
+        return self._model.forward(replace(context, caches=context.caches[self._first :], adapters=None, images=None))
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         return self._model.logits(hidden)
