@@ -66,11 +66,11 @@ class PlannedDrafts(Protocol):
     def name(self) -> str: ...
     @property
     def directory(self) -> Path | None:
-        """Where its own checkpoint lies; None: it is in the model's."""
+        """The directory of its own checkpoint; None: it is in the model's."""
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """What it keeps of each token, behind the model's own layers."""
+        """The caches of its layers, behind the model's own."""
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         """Load it. Raises CheckpointError."""
@@ -95,7 +95,7 @@ def plan_drafts(words: DraftWords, config: Any, num_ranks: int) -> PlannedDrafts
         )
     with named(words.directory):
         if words.model == "draft":
-            return PlannedModel.of(words.directory, config)
+            return PlannedDraftModel.of(words.directory, config)
         return PlannedEagle3.of(words.directory, config)
 
 
@@ -115,14 +115,14 @@ def named(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"speculate: the drafter in {directory}: {error}") from error
 
 
-class PlannedModel(NamedTuple):
+class PlannedDraftModel(NamedTuple):
     directory: Path
     raw_config: Mapping[str, Any]
     config: Any
     name: str = "draft"
 
     @classmethod
-    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedModel":
+    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedDraftModel":
         raw = read_config(directory)
         config = find_family(raw).parse_config(raw)
         if config.vocab_size != model.vocab_size:

@@ -62,7 +62,7 @@ class Chunk(Struct, frozen=True, gc=False):
 
 
 class StepCount(NamedTuple):
-    """What a step was and took."""
+    """The size of a step, and what it gave and took."""
 
     num_rows: int  # drafts among them
     num_drafts: int
