@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from dialects.bodies import CONSTRAINING, SamplingBody, ValidationError, not_deep
+from dialects.bodies import CONSTRAINING, SamplingBody, not_deep
+from dialects.invalid_values import ValidationError
 from dialects.requests import AnswerConstraint
 from wire.errors import ApiError
 

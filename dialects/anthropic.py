@@ -26,12 +26,13 @@ from dialects.bodies import (
     StopStrings,
     ToolBody,
     ToolChoice,
-    ValidationError,
     not_deep,
     objects,
 )
+from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
+from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body
-from dialects.prefix_pieces import canonical
+from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, FinishReason, Usage
 from wire.errors import ApiError
@@ -119,7 +120,7 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
     conversation = conversation_of(messages, [] if choice == "none" else tools, parallel=parallel, tool_choice=choice)
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
-    if continues and (messages[-1].tool_calls or not (messages[-1].content or "").strip()):
+    if continues and (messages[-1].tool_calls or not str(messages[-1].content or "").strip()):
         raise _refused("the last message, where it is the assistant's, must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
@@ -161,23 +162,24 @@ def _messages(body: MessagesBody) -> Iterator[MessageBody]:
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
     """Yield results of tools, each as a message of its own, and what the user says behind them."""
-    said: list[str] = []
+    said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
         if block.get("type") == "tool_result":
             if said:
-                yield MessageBody(role="user", content="\n".join(said))
+                yield MessageBody(role="user", content=joined(said))
                 said = []
             content = block.get("content")
-            text = "" if content is None else _text(content, f"{at}.content")
+            told = [""] if content is None else _pieces(content, f"{at}.content")
             call_id = _string(block, "tool_use_id", at)
-            yield MessageBody(
-                role="tool", content=f"Error: {text}" if block.get("is_error") else text, tool_call_id=call_id
-            )
+            result = joined(told)
+            if block.get("is_error"):
+                result = f"Error: {result}" if isinstance(result, str) else ["Error:", *result]
+            yield MessageBody(role="tool", content=result, tool_call_id=call_id)
         else:
-            said.append(_text_of(block, at))
+            said.append(_piece(block, at))
     if said or not blocks:
-        yield MessageBody(role="user", content="\n".join(said))
+        yield MessageBody(role="user", content=joined(said))
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
@@ -204,9 +206,34 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
 def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
+    return "\n".join(_text_of(block, f"{where}[{i}]") for i, block in enumerate(_blocks(content, where)))
+
+
+def _pieces(content: Any, where: str) -> Content:
+    if isinstance(content, str):
+        return [content]
+    return [_piece(block, f"{where}[{i}]") for i, block in enumerate(_blocks(content, where))]
+
+
+def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise _refused("must be a string or a list of blocks", where)
-    return "\n".join(_text_of(block, f"{where}[{i}]") for i, block in enumerate(content))
+    return content
+
+
+def _piece(block: dict[str, Any], where: str) -> str | ImagePart:
+    if block.get("type") != "image":
+        return _text_of(block, where)
+    source = block.get("source")
+    try:
+        match source.get("type") if isinstance(source, dict) else None:
+            case "base64":
+                return image_of_base64(source.get("data"))
+            case "url":
+                return image_at(source.get("url"))
+    except ValidationError as error:
+        raise _refused(str(error), f"{where}.source") from None
+    raise _refused('must have the type "base64" or "url"', f"{where}.source")
 
 
 def _text_of(block: dict[str, Any], where: str) -> str:
@@ -216,7 +243,9 @@ def _text_of(block: dict[str, Any], where: str) -> str:
     if not isinstance(kind, str):
         raise _refused("each block needs a type, a string", f"{where}.type")
     raise _refused(
-        f"blocks of type {kind[:50]!r} are not supported by this model; send text", where, "unsupported_parameter"
+        f"blocks of type {kind[:50]!r} are not supported by this model; send text and images",
+        where,
+        "unsupported_parameter",
     )
 
 
@@ -296,7 +325,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")
     for message in messages if isinstance(messages, list) else ():
-        yield canonical([message.get("role"), _without_labels(message.get("content"))]), True
+        yield canonical([message.get("role"), without_pixels(_without_labels(message.get("content")))]), True
 
 
 def _without_labels(content: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from dialects.images import Content, ImagePart, image_at, joined
+from dialects.invalid_values import ValidationError, unsupported
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, MAX_NESTING
 
 MAX_STOPS = 128
@@ -23,41 +25,34 @@ TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
-class ValidationError(msgspec.ValidationError):
-    """A value that cannot be used. The message says why, without its place in the body; `word` is one of wire/errors.py."""
-
-    def __init__(self, sentence: str, word: str = "invalid_request") -> None:
-        super().__init__(sentence)
-        self.word = word
-
-
-def unsupported(sentence: str) -> ValidationError:
-    return ValidationError(sentence, "unsupported_parameter")
-
-
 # Brings a value that clients send in several forms into the one declared, or raises ValidationError.
 Reader = Callable[[Any], Any]
 
 
 def join_parts(value: Any) -> Any:
-    """Join a list of text parts to one text, joined by line ends, as other engines do for templates that expect text."""
-    if isinstance(value, str):
-        return value
+    """Join a list of text parts to one text, joined by line ends, as other engines do for templates that expect text. With images among them it
+    stays a list."""
     if not isinstance(value, list):
+        if isinstance(value, str):
+            return value
         raise _no_parts()
     if len(value) > MAX_ITEMS:
         raise ValidationError(f"has {len(value)} parts; send at most {MAX_ITEMS}")
-    texts: list[str] = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise _no_parts()
-        if kind not in ("text", "refusal"):
-            raise unsupported(f"parts of type {kind!r} are not supported by this model; send text parts")
-        if not isinstance(part.get(kind), str):
-            raise ValidationError(f"a part of type {kind!r} needs {kind!r} as a string")
-        texts.append(part[kind])
-    return "\n".join(texts)
+    return value if any(isinstance(part, ImagePart) for part in value) else joined(_piece(part) for part in value)
+
+
+def _piece(part: Any) -> str | ImagePart:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise _no_parts()
+    if kind == "image_url":
+        url = part.get("image_url")
+        return image_at(url.get("url") if isinstance(url, dict) else url)
+    if kind not in ("text", "refusal"):
+        raise unsupported(f"parts of type {kind[:50]!r} are not supported; send text and image_url")
+    if not isinstance(text := part.get(kind), str):
+        raise ValidationError(f"a part of type {kind!r} needs {kind!r} as a string")
+    return text
 
 
 def at_most(most: int) -> Reader:
@@ -259,7 +254,7 @@ class MessageBody(Body, frozen=True, kw_only=True):
     PARTS: ClassVar = {"tool_calls": CallBody}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: str | Content | None = None
     name: str | None = None
     tool_calls: list[CallBody] | None = None
     tool_call_id: str | None = None

@@ -4,7 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from dialects.bodies import Body, TokenIds, ValidationError, are_token_ids
+from dialects.bodies import Body, TokenIds, are_token_ids
+from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, known_model, parse_body
 from dialects.requests import ValidEmbedding
 

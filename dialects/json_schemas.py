@@ -21,6 +21,9 @@ _TOOL: Schema = {"type": "object", "required": ["function"], "properties": {"typ
 _FORMS: dict[str, Schema] = {
     "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 128}]},
     "content": {"anyOf": [{"type": "string"}, _PARTS]},
+    "image": {
+        "anyOf": [_TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}, "minItems": 1}]
+    },
     "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, _TOOL]},
     "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
     "prompt": _TEXTS,

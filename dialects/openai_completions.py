@@ -11,9 +11,9 @@ from dialects.bodies import (
     StreamingBody,
     StreamOptionsBody,
     TokenIds,
-    ValidationError,
     are_token_ids,
 )
+from dialects.invalid_values import ValidationError
 from dialects.parsing import (
     Resolve,
     constraint_in,

@@ -21,13 +21,14 @@ from dialects.bodies import (
     NamedToolBody,
     ToolBody,
     ToolChoice,
-    ValidationError,
     at_most,
     not_deep,
     objects,
 )
+from dialects.images import Content, ImagePart, image_at, joined
+from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments
-from dialects.prefix_pieces import canonical
+from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
 from wire.errors import ApiError
@@ -165,13 +166,13 @@ def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
         if kind == "reasoning":
             if turn.texts or turn.calls:
                 yield turn.ended()
-            turn.thoughts += _parts(item.get("content") or item.get("summary") or [], where)
+            turn.thoughts += _texts(item.get("content") or item.get("summary") or [], where)
         elif kind == "function_call":
             turn.calls.append(_call(item, where))
         elif kind == "message" and role == "assistant":
             if turn.calls:
                 yield turn.ended()
-            turn.texts += _parts(item.get("content"), f"{where}.content")
+            turn.texts += _texts(item.get("content"), f"{where}.content")
         else:
             if turn.has_begun:
                 yield turn.ended()
@@ -204,7 +205,7 @@ class _Turn:
 
 def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBody:
     if kind == "function_call_output":
-        output = "\n".join(_parts(item.get("output"), f"{where}.output"))
+        output = joined(_parts(item.get("output"), f"{where}.output"))
         return MessageBody(role="tool", content=output, tool_call_id=_string(item, "call_id", where))
     if kind == "item_reference":
         raise _refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
@@ -212,11 +213,20 @@ def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBod
         raise _refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
     if role not in ("user", "system", "developer"):
         raise _refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
-    return MessageBody(role=role, content="\n".join(_parts(item.get("content"), f"{where}.content")))
+    read = _parts if role == "user" else _texts
+    return MessageBody(role=role, content=joined(read(item.get("content"), f"{where}.content")))
 
 
-def _parts(content: Any, where: str) -> list[str]:
-    """Return the texts of a content's parts."""
+def _texts(content: Any, where: str) -> list[str]:
+    pieces = _parts(content, where)
+    for i, piece in enumerate(pieces):
+        if not isinstance(piece, str):
+            raise _refused("images come from users and tools alone", f"{where}[{i}]")
+    return [piece for piece in pieces if isinstance(piece, str)]
+
+
+def _parts(content: Any, where: str) -> Content:
+    """Return a content's texts and images."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -224,13 +234,22 @@ def _parts(content: Any, where: str) -> list[str]:
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
-def _part(part: dict[str, Any], where: str) -> str:
+def _part(part: dict[str, Any], where: str) -> str | ImagePart:
     kind = part.get("type")
+    if kind == "input_image":
+        if part.get("image_url") is None and part.get("file_id") is not None:
+            raise _refused(
+                "files are not kept here: send the image itself", f"{where}.file_id", "unsupported_parameter"
+            )
+        try:
+            return image_at(part.get("image_url"))
+        except ValidationError as error:
+            raise _refused(str(error), f"{where}.image_url") from None
     if kind == "refusal":
         return _string(part, "refusal", where)
     if kind not in _TEXTS:
         raise _refused(
-            f"parts of type {str(kind)[:50]!r} are not supported by this model; send text",
+            f"parts of type {str(kind)[:50]!r} are not supported; send text and images",
             where,
             "unsupported_parameter",
         )
@@ -333,8 +352,10 @@ def _said(item: Any) -> Any:
         return item
     content = item.get("content")
     if isinstance(content, list):
-        content = [part.get("text", part) if isinstance(part, dict) else part for part in content]
+        content = without_pixels([part.get("text", part) if isinstance(part, dict) else part for part in content])
     kept = {name: value for name, value in item.items() if name not in (*_BOOKKEEPING, "content", "type")}
+    if isinstance(item.get("output"), list):
+        kept["output"] = without_pixels(item["output"])
     return {**kept, "content": [content] if isinstance(content, str) else content}
 
 

@@ -20,10 +20,11 @@ from dialects.bodies import (
     StreamingBody,
     ToolBody,
     ToolChoice,
-    ValidationError,
     not_deep,
 )
 from dialects.further_parameters import HARMLESS, UNSUPPORTED
+from dialects.images import ROLES, Content, ImagePart
+from dialects.invalid_values import ValidationError
 from dialects.requests import AnswerConstraint, Conversation, Sampling
 from wire.errors import ApiError
 
@@ -159,6 +160,7 @@ def conversation_of(
         tuple(_message(message, f"messages[{position}]") for position, message in enumerate(messages)),
         tuple(_tool(tool) for tool in tools or ()),
         parallel,
+        images=tuple(piece for message in messages for piece in message.content or () if isinstance(piece, ImagePart)),
         must_call=must_call,
         only_tool=only,
         strict_tools=frozenset(tool.function.name for tool in tools or () if tool.function.strict),
@@ -181,7 +183,10 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
     if message.tool_calls and role != "assistant":
         field = f"{where}.tool_calls"
         raise ApiError("invalid_request", f"{field}: only the assistant calls tools", param=field)
-    rendered: dict[str, Any] = {"role": role, "content": content or ""}
+    if isinstance(content, list) and role not in ROLES:
+        field = f"{where}.content"
+        raise ApiError("invalid_request", f"{field}: a message of the role {role!r} has no images", param=field)
+    rendered: dict[str, Any] = {"role": role, "content": _content(content or "")}
     if message.tool_calls:
         rendered["tool_calls"] = [_call(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{i}]")
                                   for i, call in enumerate(message.tool_calls)]  # fmt: skip
@@ -191,6 +196,13 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered
+
+
+def _content(content: str | Content) -> str | list[dict[str, str]]:
+    """Return what the reference gives a template: a text, or the parts of a message with images, whose pixels no template sees."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"} for piece in content]
 
 
 def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:

@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
+from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
+IMAGE_BYTES = 4096  # of an image's digest, whatever its size: as long as 1,000 tokens of text are taken to be
+_IMAGES = frozenset({"image_url", "input_image", "image"})  # types of parts, in whichever dialect
 
 
 def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the pieces, and whether a prefix ending there tells conversations apart. Messages are objects."""
-    messages, prompt = fields.get("messages"), fields.get("prompt")
+    messages, prompt, image = fields.get("messages"), fields.get("prompt"), fields.get("image")
+    if image is not None and not isinstance(messages, list):
+        yield digest_of(image), True
     if isinstance(messages, list):
         user_has_spoken = False
         for message in messages:
@@ -19,16 +24,37 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
             user_has_spoken = user_has_spoken or role not in ("system", "developer")
             told = [
                 role,
-                get("content"),
+                without_pixels(get("content")),
                 get("name"),
                 get("tool_calls"),
                 get("tool_call_id"),
             ]  # what reaches the prompt
             yield canonical(told), user_has_spoken
+        if image is not None:
+            yield digest_of(image), True
     elif prompt is not None:
         raw = prompt.encode() if isinstance(prompt, str) else canonical(prompt)
         for start in range(0, len(raw), TEXT_PIECE_BYTES):
             yield raw[start : start + TEXT_PIECE_BYTES], True
+
+
+def without_pixels(content: Any) -> Any:
+    """Return a message's parts with a digest in place of each image, those in tools' results included."""
+    if not isinstance(content, list):
+        return content
+    return [_without_pixels(part) if isinstance(part, dict) else part for part in content]
+
+
+def _without_pixels(part: dict[str, Any]) -> Any:
+    if part.get("type") in _IMAGES:
+        return digest_of(part).decode()
+    nested = [name for name in ("content", "output") if isinstance(part.get(name), list)]
+    return {**part, **{name: without_pixels(part[name]) for name in nested}} if nested else part
+
+
+def digest_of(image: Any) -> bytes:
+    """Return the digest of an image as it was sent, IMAGE_BYTES long."""
+    return blake3(canonical(image)).hexdigest(length=IMAGE_BYTES // 2).encode()
 
 
 def canonical(value: Any) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from dialects.images import ImagePart
 from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 
 INLINE_BYTES = (
@@ -33,6 +34,7 @@ class Conversation(Struct, frozen=True):
     must_call: bool = False  # some tool
     only_tool: str | None = None  # that may be called; None: any
     strict_tools: frozenset[str] = frozenset()  # whose arguments follow their schemas, whoever decides to call
+    images: tuple[ImagePart, ...] = ()  # in the order of the parts that stand for them in `messages`
 
 
 class Sampling(Struct, frozen=True):

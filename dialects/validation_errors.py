@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect, structs
 
-from dialects.bodies import Body, ValidationError
+from dialects.bodies import Body
+from dialects.invalid_values import ValidationError
 from wire.errors import ApiError
 
 

@@ -3,9 +3,11 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from dialects.bodies import LISTS, Body, MessageBody, SamplingBody, TokenIds, ToolBody, ToolChoice, read_tool_choice
 from dialects.embeddings import read_inputs
+from dialects.images import Content, ImagePart, read_image
 from dialects.parsing import Resolve, constraint_in, conversation_of, known_model, parse_body, sampling_of
 from dialects.requests import Prompt, ValidEmbedding, ValidGeneration
 from wire.errors import ApiError
@@ -22,13 +24,14 @@ class RunToolBody(ToolBody, frozen=True, kw_only=True):
 
 
 class RunBody(SamplingBody, frozen=True, kw_only=True):
-    """Inputs of a text model at /ai/run: a prompt or messages."""
+    """Inputs of a text model at /ai/run: a prompt or messages, and an image with either."""
 
-    READERS: ClassVar = {**SamplingBody.READERS, **LISTS, "tool_choice": read_tool_choice}
+    READERS: ClassVar = {**SamplingBody.READERS, **LISTS, "tool_choice": read_tool_choice, "image": read_image}
     PARTS: ClassVar = {"messages": MessageBody, "tools": RunToolBody}
 
     prompt: Annotated[str, Meta(min_length=1)] | None = None
     messages: Annotated[list[MessageBody], Meta(min_length=1)] | None = None
+    image: ImagePart | None = None
     raw: bool | None = None
     tools: list[RunToolBody] | None = None
     tool_choice: ToolChoice | None = None
@@ -55,13 +58,14 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         raise ApiError("invalid_request", "give either prompt or messages", param="prompt")
     prompt: Prompt
     tools = body.tools if body.tool_choice != "none" else None
-    if body.messages is not None:
-        prompt = conversation_of(body.messages, tools, tool_choice=body.tool_choice)
-    elif body.raw and body.prompt is not None:
+    if body.raw and body.prompt is not None:
+        if body.image is not None:
+            raise ApiError("invalid_request", "image: a raw prompt has no place for an image", param="image")
         prompt = body.prompt
     else:
-        said = MessageBody(role="user", content=body.prompt)
-        prompt = conversation_of([said], tools, tool_choice=body.tool_choice)
+        messages = body.messages or [MessageBody(role="user", content=body.prompt)]
+        messages = messages if body.image is None else _with_image(messages, body.image)
+        prompt = conversation_of(messages, tools, tool_choice=body.tool_choice)
     sampling = sampling_of(body, body.max_tokens, num_logprobs=None)
     constraint = constraint_in(body)
     return ValidRun(
@@ -74,6 +78,18 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         ignored=ignored,
         lora=body.lora or None,
     )
+
+
+def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBody]:
+    """Return the messages with the image before what the user says last."""
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None:
+        raise ApiError(
+            "invalid_request", "image: there is no message of the user that it could belong to", param="image"
+        )
+    said = messages[last].content or ""
+    content: Content = [image, *([said] if isinstance(said, str) else said)]
+    return [*messages[:last], replace(messages[last], content=content), *messages[last + 1 :]]
 
 
 def parse_run_embedding(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False) -> ValidEmbedding:

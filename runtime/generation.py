@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from msgspec.structs import replace
 
-from dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
-from engine.chat_template import BrokenTemplateError, ChatTemplateError, import_ahead
+from dialects.requests import Conversation, ValidGeneration
+from engine.chat_template import ChatTemplateError, import_ahead
 from engine.client import EngineError
 from engine.formats import Part
 from engine.protocol import AdapterSource, Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
@@ -24,8 +24,10 @@ from runtime.answer_form import AnswerForm
 from runtime.engines.continuation import Continuations
 from runtime.engines.model_state import AwakeModel
 from runtime.engines.models import Models
+from runtime.images import ImageReader
 from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
+from runtime.prompts import EncodedPrompt, encode
 from runtime.resumption import resumed
 from runtime.traffic import Traffic
 from wire.chat import FinishReason, Usage
@@ -35,7 +37,6 @@ from wire.errors import ApiError
 
 EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
-MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
 
 
 class Generator:
@@ -50,9 +51,11 @@ class Generator:
         traffic: Traffic,
         request_timeout_s: float,
         adapters: AdapterRegistry,
+        images: ImageReader,
     ) -> None:
         self.models = models
         self.adapters = adapters
+        self.images = images
         self.engine = engine
         self.admission = admission
         self.metrics = metrics
@@ -71,16 +74,16 @@ class Generator:
             adapter = await self.adapters.of(request)
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
-                prompts = [await encode(model, request, prompt) for prompt in request.prompts]
-                params = [sampling_params(model, request, len(prompt)) for prompt in prompts]
+                prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
+                params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
                 permit.reserve(
                     request.model,
-                    sum(map(len, prompts)),
+                    sum(len(prompt.token_ids) for prompt in prompts),
                     max(each.max_tokens for each in params),
                     self.models.registry.kv_tokens(model),
                     request.num_choices,
                 )
-                answer = AnswerForm(model, request, prompts[0])
+                answer = AnswerForm(model, request, prompts[0].token_ids)
                 submits = as_submits(request, prompts, params, tenant, answer.constraint(), adapter)
                 processors = [answer.processor() for _ in submits]
                 if request.delivery.choices:
@@ -130,7 +133,7 @@ class Generation:
 
     def __init__(
         self,
-        prompts: list[tuple[int, ...]],
+        prompts: list[EncodedPrompt],
         awaits_prompt_logprobs: set[int],
         ends_with_prompt: bool,
         processors: list[OutputProcessor],
@@ -138,8 +141,9 @@ class Generation:
         measure: Measure,
     ) -> None:
         """`awaits_prompt_logprobs`: of these prompts, by number. `ends_with_prompt`: each choice ends, with nothing, at its first token."""
-        self._prompts = prompts
-        self.prompt_tokens = sum(map(len, prompts))
+        self._prompts = [prompt.token_ids for prompt in prompts]
+        self.prompt_tokens = sum(map(len, self._prompts))
+        self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
         self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prompts)
         self._awaits_prompt_logprobs = awaits_prompt_logprobs
         self._ends_with_prompt = ends_with_prompt
@@ -172,7 +176,13 @@ class Generation:
         completion_tokens = sum(processor.completion_tokens for processor in self._processors)
         accepted, rejected = self._num_accepted, self._num_drafted - self._num_accepted
         return Usage.of(
-            self.prompt_tokens, completion_tokens, self.cached_tokens, self.reasoning_tokens, accepted, rejected
+            self.prompt_tokens,
+            completion_tokens,
+            self.cached_tokens,
+            self.reasoning_tokens,
+            accepted,
+            rejected,
+            self._image_tokens,
         )
 
     @property
@@ -290,7 +300,7 @@ class Generation:
 
 def as_submits(
     request: ValidGeneration,
-    prompts: list[tuple[int, ...]],
+    prompts: list[EncodedPrompt],
     params: list[SamplingParams],
     tenant: Tenant,
     constraint: Constraint | None,
@@ -302,7 +312,14 @@ def as_submits(
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()
         first = Submit(
-            sequence_id, request.model, prompt, sampling, tenant.salt, constraint=constraint, adapter=adapter
+            sequence_id,
+            request.model,
+            prompt.token_ids,
+            sampling,
+            tenant.salt,
+            constraint=constraint,
+            adapter=adapter,
+            images=prompt.images,
         )
         submits[len(submits)] = first
         for i in range(1, request.n):
@@ -321,77 +338,6 @@ def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
             f"{request.requested_model!r} is an embedding model and generates nothing; send texts to /ai/v1/embeddings"
         )
         raise ApiError("invalid_request", message, param="model")
-
-
-async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt) -> tuple[int, ...]:
-    """Return a prompt's token ids, which fit the model's context with room for at least one more."""
-    if isinstance(prompt, Conversation) and prompt.drops_oldest:
-        token_ids = await _encode_newest(model, request, prompt)
-    elif isinstance(prompt, Conversation):
-        try:
-            text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
-        except BrokenTemplateError as error:
-            message = f"model {model.config.name!r} takes no conversations: {error}"
-            raise ApiError("model_load_failed", message) from None
-        token_ids = await _encode_text(model, request, text, is_rendered=True)
-    elif isinstance(prompt, str):
-        token_ids = await _encode_text(model, request, prompt, is_rendered=False)
-    else:
-        token_ids = prompt
-    if not token_ids:
-        raise ApiError("invalid_request", "the prompt is empty; send at least one token", param=request.prompt_field)
-    if len(token_ids) >= model.info.context_length:
-        raise _too_long(model, request, str(len(token_ids)))
-    return token_ids
-
-
-async def _encode_newest(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
-    """Encode as much of a conversation's end as fits, from some user's message on, behind what the system says."""
-    prompt = replace(prompt, drops_oldest=False)
-    try:
-        return await encode(model, request, prompt)
-    except ApiError as error:
-        if error.word != "context_length_exceeded":
-            raise
-        too_long = error
-    system = tuple(message for message in prompt.messages if message["role"] == "system")
-    others = [message for message in prompt.messages if message["role"] != "system"]
-    starts = [i for i, message in enumerate(others) if i and message["role"] == "user"]
-    fitting: tuple[int, ...] | None = None
-    while starts:  # bisected: each try is rendered and encoded
-        middle = len(starts) // 2
-        try:
-            newest = replace(prompt, messages=(*system, *others[starts[middle] :]))
-            fitting = await encode(model, request, newest)
-            starts = starts[:middle]
-        except ApiError as error:
-            if error.word != "context_length_exceeded":
-                raise
-            starts = starts[middle + 1 :]
-    if fitting is None:
-        raise too_long
-    return fitting
-
-
-async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
-    """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
-    tokenizer, limit = model.text.tokenizer, model.info.context_length
-    beginning = text[: MANY_CHARACTERS * limit]
-    for part in (beginning, text):
-        # What follows may change the last tokens, not half of them.
-        token_ids = await tokenizer.encode_prompt(part, is_rendered=is_rendered, enough=2 * limit + 1)
-        if len(token_ids) > 2 * limit:
-            raise _too_long(model, request, f"more than {2 * limit}")
-        if len(part) == len(text):
-            break
-    return token_ids
-
-
-def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> ApiError:
-    limit = model.info.context_length
-    # Frameworks look for the first half, LangChain for "prompt is too long", word by word.
-    message = f"this model's maximum context length is {limit} tokens, answer included; the prompt is too long: it has {num_tokens}"
-    return ApiError("context_length_exceeded", message, param=request.prompt_field)
 
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:

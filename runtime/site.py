@@ -16,6 +16,7 @@ from runtime.engines.running_host import Launcher
 from runtime.engines.wake_history import Wake
 from runtime.engines.weights_tier import open_tier
 from runtime.generation import Generator
+from runtime.images import ImageReader
 from runtime.metrics import Metrics
 from runtime.timeline import Timeline
 from runtime.traffic import Traffic
@@ -57,6 +58,7 @@ class Site:
             traffic,
             config.limits.request_timeout_s,
             self.models.adapters,
+            ImageReader(config.images, config.limits.max_body_mib),
         )
         self.fleet.on_step(self.metrics.engines.step)
         self.metrics.watch(self.fleet.loads, self._gauges(), self.models.registry.statuses)

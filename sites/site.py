@@ -21,6 +21,7 @@ from sites.config import (
     parse,
     read,
 )
+from sites.images import ImagesConfig
 from sites.rules import can_stand_together, is_a_device, is_a_speculation, refuse_twice
 from sites.table import Rules, Table
 
@@ -432,6 +433,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
+    images: ImagesConfig = ImagesConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def agree(self) -> None:

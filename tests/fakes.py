@@ -113,6 +113,7 @@ class FakeEngineClient:
         self.vocab_size = 261
         self.hello_gate: asyncio.Event | None = None
         self.pooling: Pooling | None = None
+        self.image_token_id: int | None = None
         self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
         self.last_event_at = time.monotonic()
@@ -142,7 +143,11 @@ class FakeEngineClient:
         self.specs[spec.name] = spec
         self.loads[spec.name] = ModelLoad(free_blocks=60, total_blocks=64)
         self.heartbeat()
-        kind = {"pooling": self.pooling, "embedding_size": self.embedding_size}
+        kind = {
+            "pooling": self.pooling,
+            "embedding_size": self.embedding_size,
+            "image_token_id": self.image_token_id,
+        }
         return ModelInfo(
             spec.name,
             self.context_length,

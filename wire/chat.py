@@ -18,6 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
+    image_tokens: int | UnsetType = UNSET  # beyond OpenAI's fields: of prompts with images
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -44,12 +45,13 @@ class Usage(msgspec.Struct, frozen=True):
         reasoning_tokens: int = 0,
         accepted_drafts: int = 0,
         rejected_drafts: int = 0,
+        image_tokens: int = 0,
     ) -> "Usage":
         return cls(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
-            PromptTokensDetails(cached_tokens),
+            PromptTokensDetails(cached_tokens, image_tokens or UNSET),
             CompletionTokensDetails(reasoning_tokens, accepted_drafts, rejected_drafts),
         )
 
@@ -209,6 +211,7 @@ class ListedModel(msgspec.Struct, frozen=True):
         UNSET  # as well; completion: texts alone, for want of a chat template
     )
     embedding_size: int | UnsetType = UNSET  # of embedding models
+    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
     root: str | UnsetType = UNSET  # of an adapter, its own name
     parent: str | UnsetType = UNSET  # and the model that it changes
     owned_by: str = "pilotlight"

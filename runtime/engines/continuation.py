@@ -19,6 +19,7 @@ from runtime.engines.fleet import Fleet
 from runtime.engines.hand_over import PrefillWork, decode_sequence, prefill_sequence
 from runtime.engines.model_state import Replica
 from runtime.engines.models import Models
+from runtime.engines.sent_images import SentImages
 
 # Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
 # bad luck again, is still continued.
@@ -51,6 +52,7 @@ class Continuations:
         self.within_s = within_s
         self.observe = observe
         self.observe_placement = observe_placement
+        self.images = SentImages()
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator["ContinuedSequence"]:
@@ -172,7 +174,7 @@ class ContinuedSequence:
             submit = await self._begin_prefill(placement.prefill, submit, placement.within_s)
         self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
         self._scope.enter_context(replica.host.progress.expected())
-        self._outputs = await self._scope.enter_async_context(client.generate(submit))
+        self._outputs = await self._scope.enter_async_context(self._site.images.generate(client, submit))
 
     async def _begin_prefill(self, replica: Replica, submit: Submit, within_s: float) -> Submit:
         """Let another host compute the prompt, and return the sequence that fetches it from there; the sequence as it is where that host has just

@@ -18,8 +18,10 @@ Chain = tuple[bytes, ...]  # one digest for each whole chunk from the beginning 
 
 
 def root_of(submit: Submit) -> bytes:
-    """Return the salt of a sequence's chain: its tenant's, and its adapter's where it has one."""
-    return submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
+    """Return the salt of a sequence's chain: its tenant's, its adapter's and its first image's, where it has such: as tokens, all images of a size
+    are alike."""
+    salt = submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
+    return salt + submit.images[0].digest if submit.images else salt
 
 
 def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:

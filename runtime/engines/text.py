@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.chat_template import ChatTemplate
+from engine.errors import CheckpointError
 from engine.formats import AnswerFormat
+from engine.image_prompt import ImagePlaceholders
 from engine.protocol import ModelInfo
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
 from runtime.rendering import Rendering
@@ -31,6 +33,7 @@ class TextSide(NamedTuple):
     rendering: Rendering
     answers: AnswerFormat
     defaults: SamplingDefaults
+    placeholders: ImagePlaceholders | None  # None: the checkpoint has no eyes
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
@@ -44,7 +47,17 @@ class TextSide(NamedTuple):
             Rendering(tokenizer, template),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
+            _placeholders(directory, tokenizer),
         )
+
+
+def _placeholders(directory: Path, tokenizer: Tokenizer) -> ImagePlaceholders | None:
+    if not (directory / "config.json").is_file():
+        return None
+    try:
+        return ImagePlaceholders.from_checkpoint(directory, tokenizer.added_token_id)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from None
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:

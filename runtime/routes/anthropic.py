@@ -11,7 +11,8 @@ from starlette.routing import Route
 
 from dialects.anthropic import MessagesWriter, parse_count, parse_messages
 from runtime.connection import json_response, read_body
-from runtime.generation import Generator, as_api_errors, encode, refuse_embedder
+from runtime.generation import Generator, as_api_errors, refuse_embedder
+from runtime.prompts import encode
 from runtime.responses.blocks import BlockBuilder
 from runtime.router_context import check_model
 from runtime.routes.endpoint import MIB, PREFIXES, Endpoint, parsed
@@ -49,5 +50,5 @@ class _TokenCount:
         with as_api_errors(generator.request_timeout_s), generator.admission.permit():
             async with asyncio.timeout(generator.request_timeout_s), generator.models.use(counted.model) as model:
                 refuse_embedder(model, counted)
-                tokens = await encode(model, counted, counted.prompt)
-        return json_response(orjson.dumps({"input_tokens": len(tokens)}))
+                prompt = await encode(model, counted, counted.prompt, generator.images)
+        return json_response(orjson.dumps({"input_tokens": len(prompt.token_ids)}))

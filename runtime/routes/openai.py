@@ -91,6 +91,7 @@ class _ModelRoutes:
             saved_bytes=info.saved_bytes or UNSET,
             type=kind,
             embedding_size=info.embedding_size if kind == "embedding" else UNSET,
+            input_modalities=("text",) if info.image_token_id is None else ("text", "image"),
         )
 
 

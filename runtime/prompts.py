@@ -1,0 +1,140 @@
+"""A request's prompt to the tokens that its model reads: rendered, encoded, its images in their places, and within the context.
+
+Refuses to know sequences and dialects.
+"""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
+from engine.chat_template import BrokenTemplateError
+from engine.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
+from engine.protocol import PromptImage
+from runtime.engines.model_state import AwakeModel
+from runtime.images import ImageReader
+from wire.errors import ApiError
+
+MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
+
+
+class EncodedPrompt(NamedTuple):
+    token_ids: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+
+
+async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader) -> EncodedPrompt:
+    """Encode a prompt, which fits the model's context with room for at least one more token. Raises ApiError, ChatTemplateError, TokenizerError."""
+    images: tuple[SizedImage, ...] = ()
+    if isinstance(prompt, Conversation) and prompt.images:
+        placeholders_of(model, request)
+        images = await reader.read(prompt.images, request.prompt_field)
+    if isinstance(prompt, Conversation) and prompt.drops_oldest:
+        return await _encode_newest(model, request, prompt, images)
+    return await _encode(model, request, prompt, images)
+
+
+def placeholders_of(model: AwakeModel, request: ValidGeneration) -> ImagePlaceholders:
+    """Return how a model is told of images. Raises ApiError for one that sees none."""
+    if model.text.placeholders is None or model.info.image_token_id is None:
+        # The first sentence is OpenAI's, by which clients know it.
+        message = f"Invalid content type. image_url is only supported by certain models. {request.requested_model!r} takes texts alone"
+        raise ApiError("invalid_request", message, param=request.prompt_field)
+    return model.text.placeholders
+
+
+async def _encode(
+    model: AwakeModel, request: ValidGeneration, prompt: Prompt, images: tuple[SizedImage, ...]
+) -> EncodedPrompt:
+    placed: tuple[PromptImage, ...] = ()
+    if isinstance(prompt, Conversation):
+        _check_room(model, request, images)
+        token_ids = await _encode_conversation(model, request, prompt)
+        if images:
+            try:
+                token_ids, placed = placeholders_of(model, request).expand(token_ids, images)
+            except ImagePromptError as error:
+                raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
+    elif isinstance(prompt, str):
+        token_ids = await _encode_text(model, request, prompt, is_rendered=False)
+    else:
+        token_ids = prompt
+    if not token_ids:
+        raise ApiError("invalid_request", "the prompt is empty; send at least one token", param=request.prompt_field)
+    if len(token_ids) >= model.info.context_length:
+        raise _too_long(model, request, str(len(token_ids)))
+    return EncodedPrompt(token_ids, placed)
+
+
+def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
+    """Refuse images that no prompt could hold before anything is rendered."""
+    if images:
+        placeholders = placeholders_of(model, request)
+        num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+        if num_tokens >= model.info.context_length:
+            raise _too_long(model, request, f"{num_tokens} of images alone")
+
+
+async def _encode_conversation(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
+    try:
+        text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
+    except BrokenTemplateError as error:
+        message = f"model {model.config.name!r} takes no conversations: {error}"
+        raise ApiError("model_load_failed", message) from None
+    return await _encode_text(model, request, text, is_rendered=True)
+
+
+async def _encode_newest(
+    model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
+) -> EncodedPrompt:
+    """Encode as much of a conversation's end as fits, from some user's message on, behind what the system says."""
+    try:
+        return await _encode(model, request, prompt, images)
+    except ApiError as error:
+        if error.word != "context_length_exceeded":
+            raise
+        too_long = error
+    system = tuple(message for message in prompt.messages if message["role"] == "system")
+    others = [message for message in prompt.messages if message["role"] != "system"]
+    starts = [i for i, message in enumerate(others) if i and message["role"] == "user"]
+    fitting: EncodedPrompt | None = None
+    while starts:  # bisected: each try is rendered and encoded
+        middle = len(starts) // 2
+        dropped = sum(map(_num_images, others[: starts[middle]]))
+        try:
+            newest = replace(prompt, messages=(*system, *others[starts[middle] :]))
+            fitting = await _encode(model, request, newest, images[dropped:])
+            starts = starts[:middle]
+        except ApiError as error:
+            if error.word != "context_length_exceeded":
+                raise
+            starts = starts[middle + 1 :]
+    if fitting is None:
+        raise too_long
+    return fitting
+
+
+def _num_images(message: dict[str, object]) -> int:
+    content = message["content"]
+    return sum(part["type"] == "image" for part in content) if isinstance(content, list) else 0
+
+
+async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
+    """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
+    tokenizer, limit = model.text.tokenizer, model.info.context_length
+    beginning = text[: MANY_CHARACTERS * limit]
+    for part in (beginning, text):
+        # What follows may change the last tokens, not half of them.
+        token_ids = await tokenizer.encode_prompt(part, is_rendered=is_rendered, enough=2 * limit + 1)
+        if len(token_ids) > 2 * limit:
+            raise _too_long(model, request, f"more than {2 * limit}")
+        if len(part) == len(text):
+            break
+    return token_ids
+
+
+def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> ApiError:
+    limit = model.info.context_length
+    # Frameworks look for the first half, LangChain for "prompt is too long", word by word.
+    message = f"this model's maximum context length is {limit} tokens, answer included; the prompt is too long: it has {num_tokens}"
+    return ApiError("context_length_exceeded", message, param=request.prompt_field)

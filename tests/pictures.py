@@ -1,0 +1,62 @@
+"""Small images, good and bad, and a model directory whose tokenizer and template know them."""
+
+import json
+import struct
+import zlib
+from base64 import b64encode
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from tokenizers import AddedToken
+
+from tests.fakes import byte_tokenizer, write_model_directory
+
+MARKER = "<|media_pad|>"
+TEMPLATE = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ '<|media_pad|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def picture(width: int = 56, height: int = 28, colour: str = "red", kind: str = "PNG") -> bytes:
+    """An image of one colour. At patches of 14 merged two by two, 56 x 28 are two tokens."""
+    file = BytesIO()
+    Image.new("RGB", (width, height), colour).save(file, kind)
+    return file.getvalue()
+
+
+def moving(kind: str) -> bytes:
+    file = BytesIO()
+    frames = [Image.new("RGB", (28, 28), colour) for colour in ("red", "blue")]
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG that claims a size, and has next to nothing behind its header."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{b64encode(data).decode()}"
+
+
+def write_seeing_directory(directory: Path) -> Path:
+    """A checkpoint's text side that takes images as Kimi's do."""
+    write_model_directory(directory, template=TEMPLATE)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(MARKER, special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text(json.dumps({
+        "architectures": ["KimiK25ForConditionalGeneration"], "media_placeholder_token_id": tokenizer.token_to_id(MARKER),
+        "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
+    }))  # fmt: skip
+    return directory
