@@ -226,10 +226,10 @@ def _piece(block: dict[str, Any], where: str) -> str | ImagePart:
         return _text_of(block, where)
     source = block.get("source")
     try:
-        match source.get("type") if isinstance(source, dict) else None:
-            case "base64":
+        match source:
+            case {"type": "base64"}:
                 return image_of_base64(source.get("data"))
-            case "url":
+            case {"type": "url"}:
                 return image_at(source.get("url"))
     except ValidationError as error:
         raise _refused(str(error), f"{where}.source") from None

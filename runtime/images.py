@@ -104,14 +104,14 @@ class ImageReader:
 
 def size_of(data: bytes) -> tuple[int, int]:
     """Return the width and height that a file's header tells. Raises BadImageError for what is no image, or one that moves."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             size, is_still = image.size, image.format == "MPO" or not getattr(image, "is_animated", False)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadImageError("has far too many pixels") from None
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise BadImageError(f"is none of {', '.join(FORMATS[:-1])} and {FORMATS[-1]}, or it is broken") from None
     except Exception as error:  # whatever else a reader of files finds wrong with one
         raise BadImageError(f"cannot be read: {error}") from None

@@ -80,7 +80,13 @@ def test_the_runtime_knows_only_the_engines_client_half() -> None:
 # What functions may import of the site they are served by: how ASGI is spoken here, and how a file is written for good. All else is passed in.
 FUNCTIONS_MAY_IMPORT = ("runtime.functions", "runtime.connection", "runtime.durable", "runtime.middleware")
 COMMANDS_MAY_IMPORT = ("runtime.app", "runtime.serve", "runtime.cli")
-SITE_MAY_IMPORT = ("runtime.functions.service", "runtime.functions.inference", "runtime.functions.cli")
+SITE_MAY_IMPORT = (
+    "runtime.functions.service",
+    "runtime.functions.inference",
+    "runtime.functions.cli",
+    "runtime.functions.host.egress",  # the one way into the world, with the words that it speaks
+    "runtime.functions.channel",
+)
 
 
 def belongs_to(name: str, packages: tuple[str, ...]) -> bool:

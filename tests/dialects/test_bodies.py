@@ -175,9 +175,9 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}',
         '{"messages": [{"role": "user", "content": [{"type": "refusal", "text": "no"}]}]}',
         '{"messages": [{"role": "assistant", "content": 3, "foreign": 1}]}',
+        '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',
     ]),
     ("400 unsupported_parameter messages[0].content", [
-        '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}]}',
         '{"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}',
     ]),

@@ -154,7 +154,7 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens is required"),
         ({"temperature": 1.5}, 400, "invalid_request_error", "temperature: must be at most 1"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "invalid_request_error", "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "invalid_request_error", "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "invalid_request_error", "content[0].source"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, 400, "invalid_request_error", "tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "invalid_request_error", "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error", "messages[0].content: must be a string or a list"),

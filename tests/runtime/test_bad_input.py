@@ -61,7 +61,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     (user(3), 400, "invalid_request", "messages[0].content"),
     (user([3]), 400, "invalid_request", "messages[0].content"),
     (user([{"type": "text"}]), 400, "invalid_request", "messages[0].content"),
-    (user([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "unsupported_parameter", "messages[0].content"),
+    (user([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "invalid_request", "messages[0].content"),
     (user("Hi" * 300), 400, "context_length_exceeded", "messages"),
     ({**HELLO, "temperature": "0.5"}, 400, "invalid_request", "temperature"),
     ({**HELLO, "temperature": -1}, 400, "invalid_request", "temperature"),
