@@ -227,10 +227,10 @@ def _piece(block: dict[str, Any], where: str) -> str | ImagePart:
     source = block.get("source")
     try:
         match source:
-            case {"type": "base64"}:
-                return image_of_base64(source.get("data"))
-            case {"type": "url"}:
-                return image_at(source.get("url"))
+            case {"type": "base64", **told}:
+                return image_of_base64(told.get("data"))
+            case {"type": "url", **told}:
+                return image_at(told.get("url"))
     except ValidationError as error:
         raise _refused(str(error), f"{where}.source") from None
     raise _refused('must have the type "base64" or "url"', f"{where}.source")
