@@ -201,8 +201,8 @@ FRESH = (
     ),
     Mutant(
         "wire/credentials.py",
-        "f\"{len(key)}:{key}:{account_id or ''}\"",
-        "f\"{key}:{account_id or ''}\"",
+        "f\"{len(owner)}:{owner}:{account_id or ''}\"",
+        "f\"{owner}:{account_id or ''}\"",
         "two tenants may share a salt",
     ),
     Mutant(

@@ -83,7 +83,7 @@ SURVIVORS = (
     ),
     Mutant(
         "engine/engine.py",
-        "sequence.chain_root = chain_root(sequence.tenant, self._identity)",
+        "sequence.chain_root = self._chain_root(sequence.tenant, sequence.adapter)",
         "pass",
         "sequences that change engines keep the root of the old one's chain",
     ),
