@@ -1,7 +1,7 @@
 """Property tests draw the same examples in every run, so that a red run is a change's fault; HYPOTHESIS_PROFILE=default draws anew.
 
 Without a GPU Triton's kernels run under its interpreter, which must be chosen before anything imports Triton. No model leaves anything in the user's
-cache, and SIGHUP means what it means in a terminal, under nohup too.
+cache, and SIGHUP and SIGINT mean what they mean in a terminal: nohup, and a shell's `&` in a script, have them ignored by whatever is started.
 """
 
 import os
@@ -18,6 +18,8 @@ if os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") == "cpu":
 
 os.environ["PILOTLIGHT_BOOTSTRAP"] = "0"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

@@ -228,8 +228,8 @@ def talk_for_long(url: str) -> None:
     body = {
         "model": "ember",
         "stream": True,
-        "max_tokens": 3000,
-        "min_tokens": 2900,
+        "max_tokens": 1300,
+        "min_tokens": 1200,
         "messages": [{"role": "user", "content": "Talk"}],
     }
     asked = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})

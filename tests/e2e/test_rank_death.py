@@ -78,13 +78,22 @@ def test_two_ranks_answer_like_one_process_would_and_sleep_leaves_nothing(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_streams_go_on_when_a_rank_is_lost(
-    request: pytest.FixtureRequest, site: Process, undisturbed: list[Any], rank: int, blow: signal.Signals
+def test_streams_go_on_when_a_rank_dies(
+    request: pytest.FixtureRequest, site: Process, undisturbed: list[Any], rank: int
 ) -> None:
     if rank == 0 and request.node.callspec.params["site"] == 2:
         pytest.skip("the first rank's end is the same, however the others share")
-    strike(site, undisturbed, rank, blow, after_events=60)
+    strike(site, undisturbed, rank, signal.SIGKILL, after_events=60)
+
+
+@pytest.mark.parametrize(
+    ("site", "rank"),
+    [(1, 1), pytest.param(1, 0, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow)],
+    indirect=["site"],
+)
+def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list[Any], rank: int) -> None:
+    """The group's deadline ends it, whoever stands still and however the ranks share: the others take as long and are slow."""
+    strike(site, undisturbed, rank, signal.SIGSTOP, after_events=60)
 
 
 def test_a_rank_that_dies_while_nothing_is_asked_is_replaced(site: Process, undisturbed: list[Any]) -> None:
