@@ -41,6 +41,7 @@ def _object(**properties: Schema) -> Schema:
 
 
 _TEXT: Schema = {"type": "string"}
+_EVENT = _object(data=_TEXT)  # before OpenAPI 3.2 a stream's schema is that of each of its events
 _NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
 _LISTED = _object(object={"const": "list"}, data={"type": "array"}, has_more={"type": "boolean"})
 _DELETED = _object(id=_TEXT, object={"const": "response"}, deleted={"const": True})
@@ -121,7 +122,7 @@ def _operation(each: ApiOperation, known: dict[int, Schema]) -> dict[str, Any]:
 
     content: dict[str, Any] = {"application/json": {"schema": schema(each.answer)}}
     if each.streams:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _EVENT}
     failed = {"description": "Refused", "content": {"application/json": {"schema": _ERRORS[each.dialect]}}}
     found: dict[str, Any] = {
         "summary": each.summary,

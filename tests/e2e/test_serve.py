@@ -130,5 +130,3 @@ def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tup
 def test_ranks_that_cannot_share_a_model_are_refused_in_one_sentence(tmp_path: Path) -> None:
     complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--device", "cpu", "--tp", "3", "--kv-gib", "0.05")
     assert "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4" in complaint
-    complaint = refusal(str(copy_of_ember(tmp_path / "n")), "--device", "cpu", "--pp", "9", "--kv-gib", "0.05")
-    assert re.search(r"pp is 9, and the model has \d layers; at most as many stages", complaint)

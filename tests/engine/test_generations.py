@@ -76,6 +76,20 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     assert one(engine, submit("again", PROMPT, max_tokens=9)).token_ids == expected_tokens(PROMPT, 9)
 
 
+def test_what_is_discarded_of_a_sequence_are_the_blocks_that_nobody_shares() -> None:
+    """They are overwritten: a prefix that another sequence holds as well must stay as it is."""
+    engine, _ = fake_engine()
+    engine.submit(submit("a", PROMPT, max_tokens=9))
+    engine.step()
+    engine.step()
+    engine.submit(submit("b", [*PROMPT, 1, 2, 3], max_tokens=9))
+    engine.step()
+    held = {s.sequence_id: set(s.tables[0].blocks) for s in engine.scheduler.running}
+    assert held["a"] & held["b"], "a prefix that both hold"
+    first = next(s for s in engine.scheduler.running if s.sequence_id == "a")
+    assert set(engine.scheduler.discard(first)) == held["a"] - held["b"] != set()
+
+
 def test_a_generation_rises_whenever_a_block_is_handed_out_or_leaves() -> None:
     engine, _ = fake_engine(num_blocks=2)
     pool = engine.scheduler.pool

@@ -1,12 +1,13 @@
 """A site whose model has left a bootstrap program: its next start answers by it, and the stream goes on with the model itself."""
 
 import json
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -36,8 +37,7 @@ LONG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def site_file(tmp_path: Path) -> Path:
+def write_site(tmp_path: Path) -> Path:
     write_llama(tmp_path / "tiny")
     write_tokenizer(tmp_path / "tiny")
     file = tmp_path / "opened.toml"
@@ -69,21 +69,38 @@ def was_opened(site: Process) -> bool:
     return any(span["name"] == "bootstrap" for span in spans)
 
 
-def leave(file: Path) -> dict[str, Any]:
-    """The first life; what it has answered."""
-    site = started(file)
-    try:
-        answer = asked(site)
-        assert not was_opened(site)
-        eventually(lambda: len(programs(file)) == 1)
-    finally:
-        assert site.stop() == 0
-    return answer
+class FirstLife(NamedTuple):
+    folder: Path
+    answer: dict[str, Any]
 
 
-def test_the_second_start_answers_as_the_first_did(site_file: Path) -> None:
+@pytest.fixture(scope="module")
+def first_life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
+    """What a site leaves at its first end, and what it has answered."""
+    with computing_with(C_LIBRARY):
+        file = write_site(tmp_path_factory.mktemp("first"))
+        site = started(file)
+        try:
+            answer = asked(site)
+            assert not was_opened(site)
+            eventually(lambda: len(programs(file)) == 1)
+        finally:
+            assert site.stop() == 0
+    return FirstLife(file.parent, answer)
+
+
+@pytest.fixture
+def site_file(first_life: FirstLife, tmp_path: Path) -> Path:
+    """The site's file and what lies beside it, each test's own."""
+    shutil.copytree(first_life.folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "opened.toml"
+    file.write_text(file.read_text().replace(str(first_life.folder), str(tmp_path)))
+    return file
+
+
+def test_the_second_start_answers_as_the_first_did(first_life: FirstLife, site_file: Path) -> None:
     """What it can do by its program, what it cannot, and what the model itself computes later."""
-    expected = leave(site_file)
+    expected = first_life.answer
     site = started(site_file)
     try:
         with httpx.stream("POST", site.url + "/v1/completions", json=LONG | {"stream": True}, timeout=60) as stream:
@@ -98,8 +115,10 @@ def test_the_second_start_answers_as_the_first_did(site_file: Path) -> None:
         assert site.stop() == 0
 
 
-def test_a_host_that_is_killed_while_its_model_is_only_opened_is_replaced_under_the_stream(site_file: Path) -> None:
-    expected = leave(site_file)
+def test_a_host_that_is_killed_while_its_model_is_only_opened_is_replaced_under_the_stream(
+    first_life: FirstLife, site_file: Path
+) -> None:
+    expected = first_life.answer
     site = started(site_file)
     try:
         with httpx.stream("POST", site.url + "/v1/completions", json=LONG | {"stream": True}, timeout=60) as stream:
@@ -117,7 +136,6 @@ def test_a_host_that_is_killed_while_its_model_is_only_opened_is_replaced_under_
 
 def test_weights_that_have_become_no_numbers_are_refused_as_ever(site_file: Path) -> None:
     """They are another checkpoint, and the program is of the old one."""
-    leave(site_file)
     weights = site_file.parent / "tiny" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-4096:] = b"\xff" * 4096
@@ -133,7 +151,6 @@ def test_weights_that_have_become_no_numbers_are_refused_as_ever(site_file: Path
 
 def test_a_site_that_stops_as_soon_as_it_has_answered_stops_cleanly(site_file: Path) -> None:
     """In the middle of the import of torch, whose threads must not abort the process."""
-    leave(site_file)
     for pause_s in (0.0, 0.1, 0.3):
         site = started(site_file)
         asked(site, max_tokens=1)

@@ -115,6 +115,16 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
         assert (await exchange.done()).events[-1] == "[DONE]"
 
 
+async def test_whoever_waits_for_room_hears_at_once_that_there_is_some(small: Site) -> None:
+    models = small.app.site.models
+    heard = asyncio.create_task(models._changed.wait())
+    await asyncio.sleep(0)
+    models._queue._budgets[0].release(models._states["a"])
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert heard.done()
+
+
 async def test_a_model_that_is_always_in_use_has_to_take_turns(small: Site) -> None:
     """Requests for a and b overlap without end: c waits for a while, then one of them takes no new ones until c has had its turn."""
     small.engine.answer = lambda submit: [*says("H", finish=None), 0.03, *says("i")]

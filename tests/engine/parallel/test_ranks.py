@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -56,6 +56,27 @@ def pair(request: pytest.FixtureRequest) -> Iterator[KvMemory]:
     """Two ranks: that share every matrix, or with half of the layers each."""
     with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
+
+
+class Ranks(NamedTuple):
+    host: HostConfig
+    memory: KvMemory
+
+    @contextmanager
+    def loaded(self, directory: Path) -> Iterator[LoadedModel]:
+        model = load_model(ModelSpec("tiny", str(directory), kv_tokens=1024), self.host, self.memory)
+        try:
+            yield model
+        finally:
+            model.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Ranks of another group, which costs seconds to start: what `group_of` takes."""
+    host = group_of(request.param["size"], **{name: of for name, of in request.param.items() if name != "size"})
+    with group_memory(host) as memory:
+        yield Ranks(host, memory)
 
 
 def host_of(memory: KvMemory, **changes: Any) -> HostConfig:
@@ -122,35 +143,38 @@ def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path) -> None:
         model.close()
 
 
-@pytest.mark.parametrize(("size", "stages"), [(4, 2), (3, 3)], ids=["two stages of two ranks", "three stages"])
+@pytest.mark.parametrize(
+    "ranks",
+    [{"size": 4, "stages": 2}, {"size": 3, "stages": 3}],
+    ids=["two stages of two ranks", "three stages"],
+    indirect=True,
+)
 @pytest.mark.parametrize("family", [WINDOWS, LATENT])
-def test_stages_of_uneven_layers_compute_the_logits_of_one_rank(
-    tmp_path: Path, family: str, size: int, stages: int
-) -> None:
+def test_stages_of_uneven_layers_compute_the_logits_of_one_rank(tmp_path: Path, ranks: Ranks, family: str) -> None:
     write_family(tmp_path, family)
     asked = [*several(prompt_logprobs=True, temperature=0.9, seed=5)]
     expected = drain(load_engine(tmp_path), asked)
-    host = group_of(size, stages=stages)
-    with group_memory(host) as memory:
-        model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+    with ranks.loaded(tmp_path) as model:
         assert_same(drain(model.engine, asked), expected)
-        model.close()
+
+
+EXPERTS = {"size": 2, "stages": 1, "expert_parallel": True}
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe, every second layer, tied", LATENT])
-@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 2)], ids=["one stage", "two stages"])
+@pytest.mark.parametrize(
+    "ranks", [EXPERTS, EXPERTS | {"size": 4, "stages": 2}], ids=["one stage", "two stages"], indirect=True
+)
 def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
-    tmp_path: Path, family: str, size: int, stages: int
+    tmp_path: Path, ranks: Ranks, family: str
 ) -> None:
     write_family(tmp_path, family)
-    host = group_of(size, stages=stages, expert_parallel=True)
     expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
-    with group_memory(host) as memory:
-        model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+    with ranks.loaded(tmp_path) as model:
         assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
-        model.close()
 
 
+@pytest.mark.parametrize("ranks", [EXPERTS], ids=["one stage"], indirect=True)
 @pytest.mark.parametrize(
     ("family", "message"),
     [
@@ -158,11 +182,12 @@ def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
         (CHUNKS, "keeps all experts in one tensor, of which ranks have a part each"),
     ],
 )
-def test_experts_that_cannot_be_divided_are_refused_by_name(tmp_path: Path, family: str, message: str) -> None:
+def test_experts_that_cannot_be_divided_are_refused_by_name(
+    tmp_path: Path, ranks: Ranks, family: str, message: str
+) -> None:
     write_family(tmp_path, family)
-    host = group_of(2, expert_parallel=True)
-    with group_memory(host) as memory, pytest.raises(CheckpointError, match=message):
-        load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+    with pytest.raises(CheckpointError, match=message), ranks.loaded(tmp_path):
+        pass
 
 
 ASKED: dict[str, Callable[[], list[Submit]]] = {

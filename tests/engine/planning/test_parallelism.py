@@ -1,0 +1,31 @@
+"""Degrees of parallelism that a model can have, and what is said of others."""
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.planning.parallelism import Parallelism
+
+LAYERS, HEADS, KV_HEADS, EXPERTS = 8, 4, 2, 6
+
+
+@pytest.mark.parametrize("degrees", [{}, {"tp": 4}, {"pp": 8}, {"tp": 2, "ep": 2}, {"ep": 3}, {"tp": 2, "pp": 3}])
+def test_degrees_that_divide_a_model_are_taken(degrees: dict[str, int]) -> None:
+    Parallelism(**degrees).require_counts(LAYERS, HEADS, KV_HEADS, EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"pp": 0}, "pp is 0; it must be at least 1"),
+        ({"pp": 9}, "pp is 9, and the model has 8 layers; at most as many stages"),
+        ({"ep": 4}, "ep is 4, and the model has 6 experts; ep may be 2, 3, 6"),
+        ({"tp": 3}, "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4"),
+        ({"tp": 2, "ep": 3}, "tp 2 and ep 3 do not divide one another; make one a multiple"),
+    ],
+)
+def test_other_degrees_are_refused_in_a_sentence_that_names_those_that_fit(
+    degrees: dict[str, int], message: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        Parallelism(**degrees).require_counts(LAYERS, HEADS, KV_HEADS, EXPERTS)
+    assert str(refused.value) == message
