@@ -67,6 +67,15 @@ def alone(llama: Written, messages: list[Submit], **options: Any) -> dict[str, H
     return {message.sequence_id: one(load_engine(llama.base, **options), message) for message in messages}
 
 
+def company(llama: Written) -> list[Submit]:
+    return [message for message, _ in requests(llama, 3, temperature=0.8, seed=4)]
+
+
+@pytest.fixture(scope="module")
+def each_alone(llama: Written, arithmetic: str) -> dict[str, Heard]:
+    return alone(llama, company(llama))
+
+
 def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
     """Compare tokens, and log-probabilities as far as a prompt's products agree whatever rows they have."""
     assert {name: (h.token_ids, h.error) for name, h in actual.items()} == {
@@ -109,9 +118,10 @@ def test_a_mixed_batch_agrees_each_for_itself(llama: Written) -> None:
     ],
     ids=["one batch", "small chunks", "two slots", "one slot", "overlapped", "overlapped and preempted, three slots"],
 )
-def test_company_and_slots_and_preemption_change_nothing(llama: Written, limits: dict[str, Any]) -> None:
-    messages = [message for message, _ in requests(llama, 3, temperature=0.8, seed=4)]
-    assert_same(drain(load_engine(llama.base, **limits), messages), alone(llama, messages))
+def test_company_and_slots_and_preemption_change_nothing(
+    llama: Written, each_alone: dict[str, Heard], limits: dict[str, Any]
+) -> None:
+    assert_same(drain(load_engine(llama.base, **limits), company(llama)), each_alone)
 
 
 @pytest.mark.parametrize("tokens", [2, 17, 32])
