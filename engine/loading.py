@@ -38,7 +38,7 @@ from engine.images.residency import ImageEncoder
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.groups import Windows
-from engine.kv.layout import CacheLayout
+from engine.kv.layout import CacheLayout, in_fp8
 from engine.kv.lease import Lease, Reservation
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
@@ -60,6 +60,7 @@ from engine.weights.bundle import CheckpointFacts
 from engine.weights.config import EmbeddingRecipe, eos_token_ids, read_config, read_recipe
 from engine.weights.filling import ReadingProgress
 from engine.weights.formats.registry import read_format
+from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
 from engine.weights.relocation import HugePages, Relocation
@@ -190,13 +191,16 @@ class ModelLoading(NamedTuple):
     def layout(self) -> CacheLayout:
         """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
         config, links = self.config, self.links
+        cached = config.cached_layers
+        if self.spec.kv_dtype == "fp8":
+            cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
         if links is None:
-            drafted = () if self.drafts is None else self.drafts.cached_layers
-            return CacheLayout(config.cached_layers + drafted, self.host.block_size, self._dtype(), self._longest())
+            drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
+            return CacheLayout(cached + drafted, self.host.block_size, self._dtype(), self._longest())
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
-        layers = [layer.part_of(links.shard) for layer in config.cached_layers]
+        layers = [layer.part_of(links.shard) for layer in cached]
         sizes = (self.host.block_size, self._dtype(), self._longest())
         return CacheLayout(layers, *sizes, self.stages, links.stage)
 
@@ -275,7 +279,7 @@ class ModelLoading(NamedTuple):
                 adapters=adapters,
                 images=self._images(own, group),
             )
-            if records_bootstrap and arena.device.type == "cpu":
+            if records_bootstrap and arena.device.type == "cpu" and spec.kv_dtype == "auto":
                 self._record_bootstrap(loaded, layout, info)
             return LoadedModel(spec, engine, place, start_moving(loaded, own), group)
         except BaseException:
@@ -302,6 +306,8 @@ class ModelLoading(NamedTuple):
     def encoder(self) -> LoadedModel:
         """Load a model that caches nothing: to the scheduler, a block is a text at work, and there are as many as may run at once."""
         device = self.arena.device
+        if self.spec.kv_dtype != "auto":
+            raise CheckpointError(f"{self.spec.name} embeds texts and keeps no KV cache: leave kv_dtype at auto")
         dtype = self._dtype()
         self.phases.end("fingerprint")
         context_length, num_texts = self._longest(), self.host.max_num_seqs

@@ -15,6 +15,7 @@ PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Lossless = Literal["auto", "off", "always"]
+KvDtype = Literal["auto", "fp8"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 PeerTransport = Literal["shared_memory", "mooncake"]
 Pooling = Literal["mean", "last", "cls"]
@@ -91,6 +92,8 @@ class ModelSpec(_Value, frozen=True):
     lossless: Lossless = "auto"
     # How tokens are guessed that steps then check: "off", "auto", or drafters in the order in which they are asked ("suffix,grammar")
     speculate: str = "off"
+    # How the KV cache keeps numbers: as the model computes, or in FP8 (e4m3), in half the bytes of bf16
+    kv_dtype: KvDtype = "auto"
 
     def loads_same(self, other: "ModelSpec") -> bool:
         """Return whether one load answers both."""

@@ -1,8 +1,7 @@
 """Keys and values in FP8 (e4m3: four bits of exponent, three of mantissa, up to 448): half the bytes of bf16, with one fp32 scale per layer for keys
 and one for values.
 
-Knows how a number is stored; refuses to know who chose the scales. What is read is exact in fp16 and bf16, so scales are applied to sums. The
-engine does not use it yet.
+Knows how a number is stored; refuses to know who chose the scales. What is read is exact in fp16 and bf16, so scales are applied to sums.
 """
 
 import torch

@@ -240,6 +240,12 @@ class ModelConfig(Table, frozen=True, kw_only=True):
             description="weights in bfloat16 on a CPU kept in 12 bits, with the same answers: auto: where that is measured to be faster"
         ),
     ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Meta(
+            description="the KV cache's numbers: auto: as the model computes; fp8: in half the bytes of bfloat16, less exactly"
+        ),
+    ] = "auto"
     residency: Annotated[
         Literal["device", "auto", "host", "disk"],
         Meta(

@@ -111,7 +111,7 @@ class BootstrapLoader:
 def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
     """Return the model, served by the program that an earlier life of it has left. None: there is none, or it is of no use to this host."""
     began, directory, library = time.perf_counter(), Path(spec.path), store.library()
-    if library is None:
+    if library is None or spec.kv_dtype != "auto":  # programs are recorded with the model's own type
         return None
     try:
         digest = fingerprint(directory).hex()

@@ -6,10 +6,12 @@ Blocks of all groups have the same size and come from one pool. Knows bytes and 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.errors import CheckpointError
 from engine.kv.groups import Windows
 from engine.weights.shard import Shard
 
@@ -30,7 +32,7 @@ class CacheSegment(NamedTuple):
     num_heads: int
     head_dim: int
     dtype: "torch.dtype | None" = None  # None: the cache's
-    scale: float = 1.0  # what a stored number is multiplied by
+    scale: float = 1.0  # of FP8: what a stored number is multiplied by
 
 
 class CachedLayer(NamedTuple):
@@ -45,6 +47,27 @@ class CachedLayer(NamedTuple):
         return self._replace(segments=parts)
 
 
+def in_fp8(
+    layers: Sequence[CachedLayer],
+    dtype: "torch.dtype",
+    scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+) -> tuple[CachedLayer, ...]:
+    """Return the layers with their keys and values in FP8, whose type is `dtype`. `scales`: of keys and of values, by layer; 1 where there are none.
+    Raises CheckpointError for layers that keep something else."""
+    found = []
+    for i, layer in enumerate(layers):
+        names = tuple(segment.name for segment in layer.segments)
+        if names != ("k", "v"):
+            raise CheckpointError(
+                f"layer {i} caches {', '.join(names)}, of which there is no form in FP8: leave kv_dtype at auto"
+            )
+        of_both = zip(layer.segments, scales.get(i, (1.0, 1.0)), strict=True)
+        found.append(
+            layer._replace(segments=tuple(segment._replace(dtype=dtype, scale=scale) for segment, scale in of_both))
+        )
+    return tuple(found)
+
+
 class LayerGroup(NamedTuple):
     layers: tuple[int, ...]
     window: int | None
@@ -55,6 +78,7 @@ class LayerCache(NamedTuple):
 
     segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head
     group: int  # whose block table leads to its blocks
+    scales: "torch.Tensor | None" = None  # [len(segments)] fp32, where they are in FP8
 
 
 class CacheLayout:
@@ -118,7 +142,7 @@ class CacheLayout:
                 for segment in self.layers[i].segments:
                     segments.append(self._view(segment, blocks, start))
                     start += self._bytes_of(segment)
-                views[i] = LayerCache(tuple(segments), number)
+                views[i] = LayerCache(tuple(segments), number, _scales_of(self.layers[i], blocks))
         return [views[i] for i in range(len(self.layers))]
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
@@ -146,6 +170,14 @@ class CacheLayout:
 def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
     """Return the segments of grouped-query attention."""
     return CacheSegment("k", num_heads, head_dim), CacheSegment("v", num_heads, head_dim)
+
+
+def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | None":
+    import torch
+
+    if any(segment.dtype is not torch.float8_e4m3fn for segment in layer.segments):
+        return None
+    return blocks.new_tensor([segment.scale for segment in layer.segments], dtype=torch.float32)
 
 
 def _groups(

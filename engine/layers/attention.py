@@ -7,6 +7,7 @@ import torch
 
 from engine.context import Context
 from engine.description.shapes import AttentionShape, NormKind
+from engine.kv.layout import LayerCache
 from engine.layers.linear import Linear
 from engine.layers.norm import HeadNorm
 from engine.weights.loader import WeightLoader
@@ -68,22 +69,22 @@ class Attention:
         qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
         k_cache, v_cache = cache.segments
         group = batch.groups[cache.group]
-        q = self._keep(qkv, k_cache, v_cache, group.slot_mapping, context)
+        rule = self.rule if cache.scales is None else self.rule._replace(kv_scales=cache.scales)
+        q = self._keep(qkv, cache, group.slot_mapping, context)
         outputs, decoded = [], batch.num_decoded
         if (decode := group.decode) is not None:
             tables, lens, longest = decode.block_tables, decode.context_lens, decode.max_context_len
-            outputs.append(decode_attention(q[:decoded], k_cache, v_cache, tables, lens, longest, self.rule))
+            outputs.append(decode_attention(q[:decoded], k_cache, v_cache, tables, lens, longest, rule))
         if group.verify is not None:
-            outputs.append(verify_attention(q[:decoded], k_cache, v_cache, group.verify, self.rule))
+            outputs.append(verify_attention(q[:decoded], k_cache, v_cache, group.verify, rule))
         if group.prefill is not None:
-            outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, group.prefill, self.rule))
+            outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, group.prefill, rule))
         attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return context.summed(self.o_proj(attended.reshape(tokens, heads * head_dim), context))
 
-    def _keep(
-        self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, context: Context
-    ) -> torch.Tensor:
+    def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache; return the queries as they meet them."""
         assert self.shape.rotary is not None
         norm, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        return rotate_and_cache(qkv, norm, eps, *context.turns[self.shape.rotary], k_cache, v_cache, slots)
+        (cos, sin), (k_cache, v_cache) = context.turns[self.shape.rotary], cache.segments
+        return rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slots, cache.scales)

@@ -6,6 +6,7 @@ import torch
 
 from engine.context import Context
 from engine.description.shapes import AttentionShape, NormKind
+from engine.kv.layout import LayerCache
 from engine.layers.attention import Attention
 from engine.layers.norm import HeadNorm
 from engine.weights.loader import WeightLoader
@@ -27,16 +28,15 @@ class ChunkedAttention(Attention):
             made.qk_norm = HeadNorm(ones, norm.eps)
         return made
 
-    def _keep(
-        self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, context: Context
-    ) -> torch.Tensor:
+    def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         heads, kv_heads = self.shape[:2]
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
         if self.shape.rotary is not None:
             qk = rotary(qk, *context.turns[self.shape.rotary], is_interleaved=True)
         if self.qk_norm is not None:
             qk = head_rms_norm(qk, self.qk_norm.weight, self.qk_norm.eps)
-        kv_write(qk[:, heads:], v, k_cache, v_cache, slots)
+        k_cache, v_cache = cache.segments
+        kv_write(qk[:, heads:], v, k_cache, v_cache, slots, cache.scales)
         q = qk[:, :heads]
         if self.shape.rotary is None and context.temperatures is not None:
             q = (q * context.temperatures).to(q.dtype)

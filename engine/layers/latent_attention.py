@@ -59,7 +59,7 @@ class LatentAttention:
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]"""
-        (segment,), group = context.caches[self.shape.layer]
+        (segment,), group, _ = context.caches[self.shape.layer]
         cache, batch, decoded = segment.squeeze(2), context.batch.groups[group], context.batch.num_decoded
         norm, (cos, sin) = self.latent_norm, context.turns[0]
         mla_write(self.latent_proj(x, context), norm.weight, norm.eps, cos, sin, cache, batch.slot_mapping)

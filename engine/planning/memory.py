@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from engine.description.weights import Part, WeightShape
 from engine.errors import CheckpointError
 from engine.kv.groups import CacheGroups
-from engine.kv.layout import CacheLayout
+from engine.kv.layout import CachedLayer, CacheLayout, in_fp8
 from engine.planning.devices import GIB, Device
 from engine.planning.model import ITEM_BYTES, PlannedModel, read_model
 from engine.planning.parallelism import Parallelism, RankPlace
@@ -70,7 +70,9 @@ class _ElementType(NamedTuple):
 
 def block_layout(model: PlannedModel, place: RankPlace, block_size: int, context_length: int) -> CacheLayout | None:
     """Return the layout of the rank's KV blocks; None: it caches nothing. It has sizes, and no views."""
-    layers = model.cached_layers(place)
+    layers: Sequence[CachedLayer] = model.cached_layers(place)
+    if model.kv_dtype == "fp8" and layers:
+        layers = in_fp8(layers, cast(Any, _ElementType("float8_e4m3fn", 1)))
     dtype = cast(Any, _ElementType(model.dtype, ITEM_BYTES[model.dtype]))
     return CacheLayout(layers, block_size, dtype, context_length) if layers else None
 

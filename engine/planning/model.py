@@ -15,6 +15,7 @@ from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, read_quantization
+from engine.protocol import KvDtype
 from engine.weights.bundle import WeightBundleError, read_bundle
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
 from engine.weights.config import quantization_method, read_recipe
@@ -31,8 +32,9 @@ class PlannedModel(NamedTuple):
     outer: tuple[WeightShape, ...]  # tensors before and behind the layers
     layers: tuple[tuple[WeightShape, ...], ...]  # and of each
     quantization: Quantization | None
-    dtype: str  # of plain weights, activations and the KV cache
+    dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
     is_encoder: bool = False
+    kv_dtype: KvDtype = "auto"
 
     @property
     def item_bytes(self) -> int:

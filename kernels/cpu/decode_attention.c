@@ -3,7 +3,7 @@
 //
 // A thread takes a sequence's key-value heads together where there are sequences enough: they are all in the same blocks.
 // A head's result does not depend on how heads and sequences are divided, nor on the tokens behind it: scores meet block by block, in order.
-#include "lanes.h"
+#include "fp8.h"
 
 #define TOKENS 16                  // whose scores are taken together
 #define MOST_FETCHED (512l << 10)  // bytes of keys and values that a thread's cache holds beside the weights that run through it
@@ -60,9 +60,9 @@ INLINE void rescale(head_state *state, float *scores, long head_dim) {
 }
 
 // Blocks lie anywhere: no prefetcher of the machine finds the next one by itself.
-INLINE void fetch(const scalar *rows, long token_stride, long tokens, long head_dim) {
+INLINE void fetch(const char *rows, long token_bytes, long tokens, long row_bytes) {
     for (long t = 0; t < tokens; t++)
-        for (long i = 0; i < head_dim; i += 64 / (long)sizeof(scalar)) __builtin_prefetch(rows + t * token_stride + i, 0, 2);
+        for (long i = 0; i < row_bytes; i += 64) __builtin_prefetch(rows + t * token_bytes + i, 0, 2);
 }
 
 // sum[g] += weights[g][t] * v[t], two query heads at a time: a value is read and widened once for both.
@@ -88,14 +88,18 @@ INLINE void weigh(head_state **states, const int group, const float *weights, co
 }
 
 typedef struct {
-    const scalar *q, *k_cache, *v_cache;
+    const scalar *q;
+    const char *k_cache, *v_cache;
     const int64_t *tables, *context_lens;
     const int32_t *starts, *verified_lens;  // of a few tokens per sequence, in place of context_lens; else NULL
     const scalar *sinks;
+    const float *kv_scales;  // of caches in FP8; else NULL
     scalar *out;
     long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, window, parts;
     float scale;
 } arguments;
+
+INLINE long bytes_of(const arguments *g, long numbers) { return g->kv_scales ? numbers : numbers * (long)sizeof(scalar); }
 
 INLINE long context_of(const arguments *g, long seq) { return g->starts ? g->verified_lens[seq] : g->context_lens[seq]; }
 
@@ -105,7 +109,10 @@ INLINE long first_seen(const arguments *g, long context) { return g->window && g
 static void attend(const arguments *g, long seq, long after, const scalar *q, scalar *out, long queries, long end, long kv_begin, long kv_end) {
     const int64_t *table = g->tables + seq * g->max_blocks;
     const long first = first_seen(g, end), group = g->heads / g->kv_heads, rows = queries * group;  // (query, head of the group), queries first
-    const long head_dim = g->head_dim, token_stride = g->token_stride;
+    const long head_dim = g->head_dim, row_bytes = bytes_of(g, head_dim), token_bytes = bytes_of(g, g->token_stride);
+    const long token_stride = g->kv_scales ? head_dim : g->token_stride;  // of the tokens that scores meet: of FP8, widened ones
+    const float scale = g->kv_scales ? g->scale * g->kv_scales[0] : g->scale, value_scale = g->kv_scales ? g->kv_scales[1] : 1.0f;
+    scalar widened[g->kv_scales ? 2 * TOKENS * head_dim : 1] __attribute__((aligned(64)));
     const long state_size = (sizeof(head_state) / sizeof(float) + head_dim + 15) / 16 * 16;
     float memory[(kv_end - kv_begin) * rows * state_size] __attribute__((aligned(64)));
 #define STATE(kv_head, row) ((head_state *)(memory + (((kv_head) - kv_begin) * rows + (row)) * state_size))
@@ -117,7 +124,7 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
             state->total = g->sinks ? 1.0f : 0.0f;
         }
     for (long token = first; token < end;) {
-        const long in_block = token % g->block_size, block = table[token / g->block_size] * g->block_stride;
+        const long in_block = token % g->block_size, place = table[token / g->block_size] * g->block_stride + in_block * g->token_stride;
         const int whole = in_block + TOKENS <= g->block_size;
         long tokens = whole ? TOKENS : g->block_size - in_block;
         tokens = tokens < TOKENS ? tokens : TOKENS;
@@ -127,12 +134,19 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
         const long ahead_end = is_last ? context_of(g, after) : end, ahead = is_last ? first_seen(g, ahead_end) : token + tokens;
         const long left = is_last && after == seq ? 0 : ahead_end - ahead;
         const long ahead_tokens = left < TOKENS ? left : TOKENS;
-        const long next = left > 0 ? ahead_table[ahead / g->block_size] * g->block_stride + ahead % g->block_size * token_stride : 0;
+        const long next = left > 0 ? ahead_table[ahead / g->block_size] * g->block_stride + ahead % g->block_size * g->token_stride : 0;
         for (long kv_head = kv_begin; kv_head < kv_end; kv_head++) {
-            fetch(g->k_cache + next + kv_head * g->head_stride, token_stride, ahead_tokens, head_dim);
-            fetch(g->v_cache + next + kv_head * g->head_stride, token_stride, ahead_tokens, head_dim);
-            const scalar *k = g->k_cache + block + in_block * token_stride + kv_head * g->head_stride;
-            const scalar *v = g->v_cache + block + in_block * token_stride + kv_head * g->head_stride;
+            const long at = bytes_of(g, place + kv_head * g->head_stride), next_at = bytes_of(g, next + kv_head * g->head_stride);
+            fetch(g->k_cache + next_at, token_bytes, ahead_tokens, row_bytes);
+            fetch(g->v_cache + next_at, token_bytes, ahead_tokens, row_bytes);
+            const scalar *k = (const scalar *)(g->k_cache + at), *v = (const scalar *)(g->v_cache + at);
+            if (g->kv_scales) {  // once for all rows
+                for (long t = 0; t < (whole ? TOKENS : tokens); t++) {
+                    widen_fp8((const uint8_t *)g->k_cache + at + t * token_bytes, widened + t * head_dim, head_dim);
+                    if (t < tokens) widen_fp8((const uint8_t *)g->v_cache + at + t * token_bytes, widened + (TOKENS + t) * head_dim, head_dim);
+                }
+                k = widened, v = widened + TOKENS * head_dim;
+            }
             for (long row = 0; row < rows; row += 2) {
                 const int pair = row + 1 < rows ? 2 : 1;
                 float weights[2 * TOKENS];
@@ -141,8 +155,8 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
                     const long query = (row + i) / group, head = kv_head * group + (row + i) % group;
                     const long seen = end - token - (queries - 1 - query);  // a query sees the tokens before it and itself
                     states[i] = STATE(kv_head, row + i);
-                    if (whole) score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 1, seen, head_dim, g->scale, weights + i * TOKENS);
-                    else score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 0, seen < tokens ? seen : tokens, head_dim, g->scale, weights + i * TOKENS);
+                    if (whole) score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 1, seen, head_dim, scale, weights + i * TOKENS);
+                    else score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 0, seen < tokens ? seen : tokens, head_dim, scale, weights + i * TOKENS);
                     rescale(states[i], weights + i * TOKENS, head_dim);
                 }
                 if (pair == 2) weigh(states, 2, weights, v, token_stride, tokens, head_dim);
@@ -155,7 +169,7 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
         for (long row = 0; row < rows; row++) {
             scalar *to = out + (row / group * g->heads + kv_head * group + row % group) * head_dim;
             const head_state *state = STATE(kv_head, row);
-            const float factor = 1.0f / state->total;
+            const float factor = value_scale / state->total;
             for (long i = 0; i < head_dim; i++) to[i] = put(state->sum[i] * factor);
         }
 }
@@ -180,14 +194,14 @@ static int fetch_part(const void *given, long piece, long part) {
     const arguments *a = given;
     const long seq = piece / a->parts, heads = piece % a->parts;
     const long kv_begin = a->kv_heads * heads / a->parts, kv_end = a->kv_heads * (heads + 1) / a->parts;
-    const long bytes = TOKENS * (kv_end - kv_begin) * a->head_dim * 2 * (long)sizeof(scalar);
+    const long row_bytes = bytes_of(a, a->head_dim), bytes = TOKENS * (kv_end - kv_begin) * row_bytes * 2;
     const long end = context_of(a, seq), first = first_seen(a, end) + part * TOKENS;
     if (first >= end || part * bytes >= MOST_FETCHED) return 0;
     for (long token = first; token < first + TOKENS && token < end; token++) {
         const long at = a->tables[seq * a->max_blocks + token / a->block_size] * a->block_stride + token % a->block_size * a->token_stride;
         for (long kv_head = kv_begin; kv_head < kv_end; kv_head++) {
-            fetch(a->k_cache + at + kv_head * a->head_stride, 0, 1, a->head_dim);
-            fetch(a->v_cache + at + kv_head * a->head_stride, 0, 1, a->head_dim);
+            fetch(a->k_cache + bytes_of(a, at + kv_head * a->head_stride), 0, 1, row_bytes);
+            fetch(a->v_cache + bytes_of(a, at + kv_head * a->head_stride), 0, 1, row_bytes);
         }
     }
     return 1;
@@ -201,11 +215,13 @@ static long parts_of(long seqs, long kv_heads, int threads) {
 }
 
 // q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
-// the context; sinks [heads] or NULL; out [seqs][heads][head_dim]. Strides of the caches, alike in both, are counted in scalars.
-void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int64_t *context_lens,
+// the context; sinks [heads] or NULL; out [seqs][heads][head_dim]. Strides of the caches, alike in both, are counted in numbers.
+// kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else NULL.
+void NAME(decode_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int64_t *context_lens,
                             const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads, long kv_heads, long head_dim,
-                            long block_size, long block_stride, long token_stride, long head_stride, long window, float scale, int threads) {
+                            long block_size, long block_stride, long token_stride, long head_stride, long window, float scale, const float *kv_scales, int threads) {
     const arguments a = {q,        k_cache,  v_cache,    tables,       context_lens, NULL,        NULL,   sinks,
+                         kv_scales,
                          out,      seqs,     q_stride,   max_blocks,   heads,        kv_heads,    head_dim, block_size,
                          block_stride, token_stride, head_stride, window, parts_of(seqs, kv_heads, threads), scale};
     share_reading(attend_part, &a, sizeof a, (reading){.fetch = fetch_part}, seqs * a.parts, threads);
@@ -213,11 +229,12 @@ void NAME(decode_attention)(const scalar *q, const scalar *k_cache, const scalar
 
 // The same for a few tokens of each sequence, the last of its context, to the bit: q [tokens][heads][head_dim], sequences back to back from starts[seq];
 // context_lens [seqs] count them; out [tokens][heads][head_dim].
-void NAME(verify_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int32_t *starts,
+void NAME(verify_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int32_t *starts,
                             const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                             long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,
-                            int threads) {
+                            const float *kv_scales, int threads) {
     const arguments a = {q,        k_cache,  v_cache,    tables,       NULL,         starts,      context_lens, sinks,
+                         kv_scales,
                          out,      seqs,     q_stride,   max_blocks,   heads,        kv_heads,    head_dim, block_size,
                          block_stride, token_stride, head_stride, window, parts_of(seqs, kv_heads, threads), scale};
     share_reading(attend_part, &a, sizeof a, (reading){.fetch = fetch_part}, seqs * a.parts, threads);

@@ -13,12 +13,13 @@ from kernels.attention_rule import AttentionRule
 from kernels.cpu import library as cpu
 from kernels.cpu.functions import Function
 from kernels.cpu.library import Library
+from kernels.fp8_cache import FP8
 from kernels.varlen import VarlenBatch
 
 _FP32, _INT64 = torch.float32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
-# What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 80 KiB for each 64 of head_dim.
+# What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 96 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
 
@@ -152,10 +153,10 @@ def rotate_and_cache(
     dtype = qkv.dtype
     function = library.rotate_and_cache.get(dtype)
     shape = qkv.shape
-    if function is None or len(shape) != 3 or kv_scales is not None or not qkv.is_contiguous():
+    if function is None or len(shape) != 3 or not qkv.is_contiguous():
         return None
     tokens, all_heads, head_dim = shape
-    cache = _cache_of(k_cache, v_cache, dtype, head_dim)
+    cache = _cache_of(k_cache, v_cache, dtype, head_dim, kv_scales)
     if cache is None:
         return None
     block_size, kv_heads, strides = cache
@@ -190,7 +191,7 @@ def rotate_and_cache(
             return None
     function(
         p_qkv, p_cos, p_sin, p_slots, k_cache.data_ptr(), v_cache.data_ptr(), p_norm or None, tokens, heads, kv_heads, head_dim, block_size,
-        *strides, norm is not None and norm.dtype != dtype, eps, get_num_threads(),
+        *strides, norm is not None and norm.dtype != dtype, eps, None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
     )  # fmt: skip
     return qkv[:, :heads]
 
@@ -270,12 +271,12 @@ def decode_attention(
     """As kernels/decode_attention.py's, q strided between sequences."""
     dtype = q.dtype
     function = library.decode_attention.get(dtype)
-    scale, window, sinks, soft_cap, _, is_chunked = rule
+    scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if function is None or soft_cap is not None or is_chunked or not scale > 0 or len(shape := q.shape) != 3:
         return None
     seqs, heads, head_dim = shape
     q_seq, q_head, q_column = q.stride()
-    cache = _cache_of(k_cache, v_cache, dtype, head_dim)
+    cache = _cache_of(k_cache, v_cache, dtype, head_dim, kv_scales)
     if cache is None:
         return None
     block_size, kv_heads, strides = cache
@@ -305,7 +306,8 @@ def decode_attention(
     out = q.new_empty(shape)
     function(
         p_q, k_cache.data_ptr(), v_cache.data_ptr(), p_tables, p_lens, None if sinks is None else sinks.data_ptr(), out.data_ptr(),
-        seqs, q_seq, max_blocks, heads, kv_heads, head_dim, block_size, *strides, window or 0, scale, get_num_threads(),
+        seqs, q_seq, max_blocks, heads, kv_heads, head_dim, block_size, *strides, window or 0, scale,
+        None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -333,13 +335,13 @@ def _attend_varlen(
     function: Function | None, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
     dtype = q.dtype
-    scale, window, sinks, soft_cap, _, is_chunked = rule
+    scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if function is None or soft_cap is not None or is_chunked:
         return None
     tokens, heads, head_dim = q.shape
     q_token, q_head, _ = q.stride()
     tables, starts, context_lens = batch.block_tables, batch.cu_seqlens_q, batch.context_lens
-    cache = _cache_of(k_cache, v_cache, dtype, head_dim)
+    cache = _cache_of(k_cache, v_cache, dtype, head_dim, kv_scales)
     if (
         cache is None
         or q_head != head_dim
@@ -352,21 +354,26 @@ def _attend_varlen(
     function(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), starts.data_ptr(), context_lens.data_ptr(),
         None if sinks is None else sinks.data_ptr(), out.data_ptr(), tables.shape[0], q_token, tables.shape[1], heads, kv_heads, head_dim,
-        block_size, *strides, window or 0, scale, get_num_threads(),
+        block_size, *strides, window or 0, scale,
+        None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
     )  # fmt: skip
     return out
 
 
 def _cache_of(
-    k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int
+    k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int, kv_scales: Tensor | None
 ) -> tuple[int, int, tuple[int, int, int]] | None:
-    """Return block size, heads, and the strides of blocks, tokens and heads; None unless a head's values lie side by side and both caches are
-    strided alike."""
+    """Return block size, heads, and the strides of blocks, tokens and heads; None unless a head's values lie side by side, both caches are strided
+    alike and hold `dtype`, or FP8 with scales."""
     shape, strides = k_cache.shape, k_cache.stride()
     if len(shape) != 4 or strides != v_cache.stride() or shape != v_cache.shape:
         return None
     _, block_size, kv_heads, cached_dim = shape
     block_stride, token_stride, head_stride, column_stride = strides
+    if kv_scales is not None:
+        if kv_scales.dtype != _FP32 or kv_scales.shape != (2,) or not (kv_scales.is_cpu and kv_scales.is_contiguous()):
+            return None
+        dtype = FP8
     if (
         k_cache.dtype != dtype
         or v_cache.dtype != dtype

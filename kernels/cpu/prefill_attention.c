@@ -3,7 +3,7 @@
 //
 // A thread takes some 64 rows (the queries of one key-value head, several tokens of them) through all tiles they may look at. Tiles are counted from
 // position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
-#include "lanes.h"
+#include "fp8.h"
 
 #define KEYS 64  // of a tile
 #define ROWS 128 // that share a tile, about
@@ -49,10 +49,12 @@ static void multiply(long rows, long vectors, const packed *a, long a_stride, co
 }
 
 typedef struct {
-    const scalar *q, *k_cache, *v_cache;
+    const scalar *q;
+    const void *k_cache, *v_cache;
     const int64_t *tables;
     const int32_t *starts, *context_lens;
     const scalar *sinks;
+    const float *kv_scales;  // of caches in FP8; else NULL
     scalar *out;
     long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, window, tile_tokens;
     float scale;
@@ -65,11 +67,18 @@ typedef struct {
     long rows, depth, width;             // head_dim in whole PER_LANEs, and in whole vectors
 } workspace;
 
-// Where the keys or values of a tile lie; NULL for those before `begin` and from `end` on, which no query sees.
-static void find_rows(const arguments *g, const scalar *cache, const int64_t *table, long kv_head, long first, long begin, long end, const scalar **rows) {
+// Where the keys or values of a tile lie, those of FP8 in `widened`; NULL for those before `begin` and from `end` on, which no query sees.
+static void find_rows(const arguments *g, const void *cache, const int64_t *table, long kv_head, long first, long begin, long end, scalar *widened,
+                      const scalar **rows) {
     for (long t = 0; t < KEYS; t++) {
-        const long token = first + t, at = token % g->block_size * g->token_stride + kv_head * g->head_stride;
-        rows[t] = token < begin || token >= end ? NULL : cache + table[token / g->block_size] * g->block_stride + at;
+        const long token = first + t;
+        if (token < begin || token >= end) {
+            rows[t] = NULL;
+            continue;
+        }
+        const long at = table[token / g->block_size] * g->block_stride + token % g->block_size * g->token_stride + kv_head * g->head_stride;
+        if (g->kv_scales) widen_fp8((const uint8_t *)cache + at, widened + t * g->head_dim, g->head_dim);
+        rows[t] = g->kv_scales ? widened + t * g->head_dim : (const scalar *)cache + at;
     }
 }
 
@@ -158,6 +167,7 @@ static void attend(const arguments *g, const int64_t *table, const scalar *q, sc
     packed packed_q[rows * depth] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
     packed v[KEYS * width] __attribute__((aligned(64))), weights[rows * KEYS] __attribute__((aligned(64)));
     float scores[rows * KEYS] __attribute__((aligned(64))), sums[rows * width] __attribute__((aligned(64))), most[rows], total[rows];
+    scalar widened[g->kv_scales ? KEYS * head_dim : 1] __attribute__((aligned(64)));
     const workspace w = {packed_q, k, v, weights, scores, sums, most, total, rows, depth, width};
     memset(sums, 0, sizeof sums);
     for (long row = 0; row < rows; row++) {
@@ -171,15 +181,15 @@ static void attend(const arguments *g, const int64_t *table, const scalar *q, sc
     const long begin = g->window && position + 1 > g->window ? position + 1 - g->window : 0;
     for (long first = begin - begin % KEYS; first < end; first += KEYS) {
         const scalar *cached[KEYS];
-        find_rows(g, g->k_cache, table, kv_head, first, begin, end, cached);
+        find_rows(g, g->k_cache, table, kv_head, first, begin, end, widened, cached);
         pack_keys(cached, head_dim, k);
-        find_rows(g, g->v_cache, table, kv_head, first, begin, end, cached);
+        find_rows(g, g->v_cache, table, kv_head, first, begin, end, widened, cached);
         pack_values(cached, head_dim, width, v);
         attend_tile(g, &w, first, position);
     }
     for (long row = 0; row < rows; row++) {
         scalar *to = out + (row / group * g->heads + kv_head * group + row % group) * head_dim;
-        const float factor = 1.0f / total[row];
+        const float factor = (g->kv_scales ? g->kv_scales[1] : 1.0f) / total[row];
         long i = 0;
         for (; i + LANES <= head_dim; i += LANES) store(to + i, load_f32(sums + row * width + i) * factor);
         for (; i < head_dim; i++) to[i] = put(sums[row * width + i] * factor);
@@ -206,15 +216,16 @@ static void attend_piece(const void *given, long piece) {
 }
 
 // q [tokens][heads][head_dim], q_stride scalars between tokens, sequences back to back from starts[seq]; tables [seqs][max_blocks]; context_lens [seqs]
-// count the chunk; window 0: all of the context; sinks [heads] or NULL; out [tokens][heads][head_dim]. Strides of the caches are counted in scalars.
-void NAME(prefill_attention)(const scalar *q, const scalar *k_cache, const scalar *v_cache, const int64_t *tables, const int32_t *starts,
+// count the chunk; window 0: all of the context; sinks [heads] or NULL; out [tokens][heads][head_dim]. Strides of the caches are counted in numbers.
+// kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else NULL.
+void NAME(prefill_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int32_t *starts,
                              const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                              long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,
-                             int threads) {
+                             const float *kv_scales, int threads) {
     const long group = heads / kv_heads, tile_tokens = ROWS / group > 0 ? ROWS / group : 1;
-    const arguments a = {q,        k_cache,    v_cache, tables,   starts,   context_lens, sinks,        out,          seqs,        q_stride,
+    const arguments a = {q,        k_cache,    v_cache, tables,   starts,   context_lens, sinks,        kv_scales, out,          seqs,        q_stride,
                          max_blocks, heads,   kv_heads, head_dim, block_size,   block_stride, token_stride, head_stride, window,   tile_tokens,
-                         scale};
+                         kv_scales ? scale * kv_scales[0] : scale};
     long tiles = 0;
     for (long seq = 0; seq < seqs; seq++) tiles += (starts[seq + 1] - starts[seq] + tile_tokens - 1) / tile_tokens;
     share(attend_piece, &a, tiles * kv_heads, threads);

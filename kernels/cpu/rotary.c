@@ -1,6 +1,6 @@
 // The part between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
 // into their slots of the paged cache. Queries stay where they are, in the projection's own rows.
-#include "lanes.h"
+#include "fp8.h"
 
 #define PIECE_ELEMENTS (1 << 12)
 
@@ -30,8 +30,9 @@ typedef struct {
     scalar *qkv;
     const float *cos, *sin;
     const int64_t *slots;
-    scalar *k_cache, *v_cache;
+    void *k_cache, *v_cache;
     const void *norm;
+    const float *kv_scales;
     long tokens, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, tokens_per_piece;
     int wide_norm;
     float eps;
@@ -51,8 +52,14 @@ static void rotate_token(const arguments *a, long token) {
     const scalar *keys = rows + a->heads * head_dim, *values = keys + a->kv_heads * head_dim;
     const long slot = a->slots[token], at = slot / a->block_size * a->block_stride + slot % a->block_size * a->token_stride;
     for (long head = 0; head < a->kv_heads; head++) {
-        memcpy(a->k_cache + at + head * a->head_stride, keys + head * head_dim, head_dim * sizeof *rows);
-        memcpy(a->v_cache + at + head * a->head_stride, values + head * head_dim, head_dim * sizeof *rows);
+        const long to = at + head * a->head_stride, from = head * head_dim;
+        if (a->kv_scales) {
+            narrow_fp8(keys + from, a->kv_scales[0], (uint8_t *)a->k_cache + to, head_dim);
+            narrow_fp8(values + from, a->kv_scales[1], (uint8_t *)a->v_cache + to, head_dim);
+        } else {
+            memcpy((scalar *)a->k_cache + to, keys + from, head_dim * sizeof *rows);
+            memcpy((scalar *)a->v_cache + to, values + from, head_dim * sizeof *rows);
+        }
     }
 }
 
@@ -63,12 +70,13 @@ static void rotate_tokens(const void *given, long piece) {
 }
 
 // qkv [tokens][heads + 2 * kv_heads][head_dim]; cos, sin [tokens][head_dim / 2]; slots [tokens]; strides of the caches, alike in both, are counted in
-// scalars. norm: weights [heads + kv_heads][head_dim] or NULL.
-void NAME(rotate_and_cache)(scalar *qkv, const float *cos, const float *sin, const int64_t *slots, scalar *k_cache, scalar *v_cache, const void *norm,
+// numbers. norm: weights [heads + kv_heads][head_dim] or NULL; kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else
+// NULL.
+void NAME(rotate_and_cache)(scalar *qkv, const float *cos, const float *sin, const int64_t *slots, void *k_cache, void *v_cache, const void *norm,
                             long tokens, long heads, long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride,
-                            int wide_norm, float eps, int threads) {
+                            int wide_norm, float eps, const float *kv_scales, int threads) {
     const long per_piece = 1 + PIECE_ELEMENTS / ((heads + 2 * kv_heads) * head_dim);
-    const arguments a = {qkv,      cos,      sin,        slots,        k_cache,      v_cache,     norm,      tokens,    heads,
+    const arguments a = {qkv,      cos,      sin,        slots,        k_cache,      v_cache,     norm,      kv_scales, tokens, heads,
                          kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, per_piece, wide_norm, eps};
     share(rotate_tokens, &a, (tokens + per_piece - 1) / per_piece, threads);
 }

@@ -146,6 +146,9 @@ def serve(
         str,
         typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
     ] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="The KV cache's numbers: auto (as the model computes), or fp8 (half of bf16's bytes).")
+    ] = "auto",
     pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
     expert_parallel: Annotated[
         bool,
@@ -189,6 +192,7 @@ def serve(
         max_model_len=max_model_len,
         tp=tp,
         lossless=lossless,
+        kv_dtype=kv_dtype,
         pp=pp,
         adapters=tuple(adapter or ()),
         expert_parallel=expert_parallel,
@@ -213,6 +217,7 @@ def plan(
     pp: Annotated[int | None, typer.Option(min=1, help="Stages, one behind another.")] = None,
     ep: Annotated[int | None, typer.Option(min=1, help="Ranks that share a layer's experts.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto (as dtype) or fp8.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, where speed is predicted.")] = 64,
     price: Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour.")] = None,
     as_json: JsonOption = False,
@@ -221,7 +226,7 @@ def plan(
     from runtime.cli.plan import Question
     from runtime.cli.plan import plan as run
 
-    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep), as_json)
+    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype), as_json)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

@@ -1,7 +1,7 @@
 """`pilotlight plan`: what fits of a model on which devices, before anything is bought or downloaded but a config.json."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 import orjson
 from rich.console import Console
@@ -12,6 +12,7 @@ from engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_dev
 from engine.planning.model import read_model
 from engine.planning.parallelism import Parallelism
 from engine.planning.planner import ModelPlan, Workload, described, make_plan
+from engine.protocol import KvDtype
 from runtime.cli.errors import CliError
 from runtime.engines.gpus import installed_gpus
 from runtime.engines.sources import SourceError, local_directory
@@ -32,6 +33,7 @@ class Question(NamedTuple):
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
+    kv_dtype: str = "auto"
 
     @property
     def wanted(self) -> Parallelism | None:
@@ -46,6 +48,9 @@ def plan(question: Question, as_json: bool = False) -> None:
     try:
         devices = parse_devices(question.devices, this_machine)
         model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
+        if question.kv_dtype not in get_args(KvDtype):
+            raise CliError(f"--kv-dtype {question.kv_dtype} is none of {', '.join(get_args(KvDtype))}.")
+        model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
         found = make_plan(model, devices, Workload.of(model, question.context_length, question.batch), question.wanted)
     except (CheckpointError, SourceError) as error:
         raise CliError(str(error)) from None

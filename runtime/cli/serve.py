@@ -56,6 +56,7 @@ class Served(NamedTuple):
     max_model_len: int | None = None
     tp: int = 1
     lossless: str = "auto"
+    kv_dtype: str = "auto"
     pp: int = 1
     adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
     expert_parallel: bool = False
@@ -117,6 +118,7 @@ class Served(NamedTuple):
                     "source": self.source,
                     "dtype": self.dtype,
                     "lossless": self.lossless,
+                    "kv_dtype": self.kv_dtype,
                     "adapters": [_adapter(given) for given in self.adapters],
                     **options,
                 }

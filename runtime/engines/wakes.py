@@ -200,6 +200,7 @@ class Waker:
             state.demand.waiters > 0,
             config.lossless,
             config.speculate,
+            config.kv_dtype,
         )
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):

@@ -13,7 +13,7 @@ from engine.kv.shared_tiers import SharedTiers
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
 from engine.plan import StepCount
-from engine.protocol import HostConfig, ModelSpec, Pooling, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from engine.protocol import HostConfig, KvDtype, ModelSpec, Pooling, SamplingParams, Submit, TokenLogprobs, TokenOutput
 
 
 @dataclass
@@ -54,11 +54,12 @@ def load_engine(
     depth: int = 1,
     tiers: SharedTiers | None = None,
     speculate: str = "off",
+    kv_dtype: KvDtype = "auto",
     **limits: Any,
 ) -> Engine:
     """`depth`: 2 to step as on a GPU, where each is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
-    spec = ModelSpec(name, str(directory), dtype, kv_tokens, speculate=speculate)
+    spec = ModelSpec(name, str(directory), dtype, kv_tokens, speculate=speculate, kv_dtype=kv_dtype)
     engine = load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
     engine.runner.depth = depth
     check_all_drafts(engine)

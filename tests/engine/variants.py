@@ -24,7 +24,7 @@ from engine.decode_graphs import Outputs
 from engine.description.decoder_config import architecture
 from engine.dry_run import DryRun, dry_run_launches, lay_out
 from engine.kv.block_table import BlockTable
-from engine.kv.layout import CacheLayout
+from engine.kv.layout import CacheLayout, in_fp8
 from engine.models.registry import FAMILIES
 from engine.plan import Chunk
 from engine.protocol import SamplingParams
@@ -135,6 +135,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "llama4": SCOUT,
     "glm-4.5": GLM,
 }  # fmt: skip
+FP8_CACHE = ", FP8 cache"
+PLAIN |= {name + FP8_CACHE: PLAIN[name] for name in ("llama", "gpt-oss", "llama4", "glm-4.5")}
 
 
 class Noted(NamedTuple):
@@ -170,7 +172,10 @@ def dry_run_of(name: str) -> DryRun:
         for matrix, sizes in (matrices(config).items() if parts else ())
         for part, stored in parts(*sizes).items()
     ]
-    layout = CacheLayout(parsed.cached_layers, BLOCK, torch.bfloat16, CONTEXT)
+    cached = parsed.cached_layers
+    if name.endswith(FP8_CACHE):
+        cached = in_fp8(cached, torch.float8_e4m3fn)
+    layout = CacheLayout(cached, BLOCK, torch.bfloat16, CONTEXT)
     format = read_format(raw) if parts else None
     return DryRun(family, parsed, MetaStorage(specs), torch.bfloat16, CONTEXT, layout, None, format, bool(parts))
 

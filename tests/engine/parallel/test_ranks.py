@@ -397,3 +397,13 @@ def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: KvMemory) -> None:
     with loaded(tmp_path / "base", pair, adapter_slots=2) as shared:
         assert_same(drain(shared.engine, messages), expected)
         assert_same(drain(shared.engine, messages), expected)
+
+
+def test_ranks_share_a_cache_in_fp8(tmp_path: Path, pair: KvMemory) -> None:
+    write_family(tmp_path, FAMILIES[0])
+    asked = [submit(f"s{i}", random_prompt(20 + 7 * i, seed=i), max_tokens=12) for i in range(4)]
+    expected = drain(load_engine(tmp_path, kv_dtype="fp8"), asked)
+    model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024, kv_dtype="fp8"), host_of(pair), pair)
+    heard = drain(model.engine, asked)
+    model.close()
+    assert {name: one.token_ids for name, one in heard.items()} == {n: one.token_ids for n, one in expected.items()}

@@ -1,0 +1,45 @@
+"""The scales that a checkpoint brings for a KV cache in FP8: of each layer one for keys and one for values, as calibration left them.
+
+Knows their names (`self_attn.k_scale`, as compressed-tensors writes them; `self_attn.k_proj.k_scale`, as ModelOpt does); refuses to know the cache.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+
+from engine.errors import CheckpointError
+from engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
+from engine.weights.filling import DTYPES
+
+_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
+
+
+def read_kv_scales(directory: Path) -> dict[int, tuple[float, float]]:
+    """Return the scales of keys and values by layer; of a layer without any, none. A packed directory has lost them. Raises CheckpointError for what
+    is no scale."""
+    if packed_file(directory) is not None:
+        return {}
+    found: dict[int, dict[str, float]] = {}
+    for name, stored in index_checkpoint(directory).items():
+        if (match := _NAME.fullmatch(name)) is not None:
+            found.setdefault(int(match[1]), {})[match[2]] = _scale(name, stored)
+    return {layer: (of.get("k", 1.0), of.get("v", 1.0)) for layer, of in found.items()}
+
+
+def _scale(name: str, stored: StoredTensor) -> float:
+    if stored.shape not in ((), (1,)):
+        raise CheckpointError(
+            f"{name} has shape {list(stored.shape)}: one scale for all heads of a layer is what FP8 takes here"
+        )
+    if stored.dtype not in DTYPES:
+        raise CheckpointError(f"{name} has type {stored.dtype}, in which there is no scale")
+    with stored.file.open("rb") as file:
+        file.seek(stored.start)
+        content = bytearray(file.read(stored.end - stored.start))
+    scale = float(torch.frombuffer(content, dtype=DTYPES[stored.dtype])[0])
+    if not 0 < scale < float("inf"):
+        raise CheckpointError(
+            f"{name} is {scale}, and a scale is a positive number: leave kv_dtype at auto, or mend the checkpoint"
+        )
+    return scale

@@ -1,0 +1,65 @@
+// Rows of a KV cache in FP8 (e4m3: sign, four bits of exponent, three of mantissa, up to 448; no infinity): widened exactly where they are read, rounded
+// to the nearest where they are written. Scales are the caller's.
+#pragma once
+#include "lanes.h"
+
+typedef uint8_t lanes_u8 __attribute__((vector_size(LANES)));
+
+INLINE lanes choose_lanes(lanes_i32 is_first, lanes first, lanes second) {
+    return (lanes)(((lanes_i32)first & is_first) | ((lanes_i32)second & ~is_first));
+}
+
+// A NaN stays one.
+INLINE lanes load_fp8(const uint8_t *p) {
+#ifdef WIDE  // as fp16 it has eight less in its exponent's bias, and seven bits of mantissa less
+    const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16((short)0xbfff));
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(code, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7f));
+    const __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+    return (lanes)_mm512_mask_mov_ps(value, is_nan, _mm512_set1_ps(NAN));
+#else
+    lanes_u8 raw;
+    memcpy(&raw, p, sizeof raw);
+    const lanes_u32 code = __builtin_convertvector(raw, lanes_u32), size = code & 0x7f;
+    const lanes tiny = __builtin_convertvector((lanes_i32)size, lanes) * 0x1p-9f, normal = (lanes)((size << 20) + (120u << 23));
+    const lanes value = choose_lanes((lanes_i32)size < 8, tiny, normal);
+    return choose_lanes((lanes_i32)size == 0x7f, all(NAN), (lanes)((lanes_u32)value | ((code & 0x80) << 24)));
+#endif
+}
+
+// To the nearest, ties to even; what is beyond 448 becomes 448, a NaN stays one.
+INLINE void store_fp8(uint8_t *p, lanes v) {
+    const lanes_i32 is_nan = v != v;
+    const lanes size = (lanes)((lanes_u32)v & 0x7fffffff), most = all(448.0f);
+    const lanes bounded = choose_lanes(size < most, size, most);
+    const lanes_u32 bits = (lanes_u32)bounded;
+    // From 2^-6 on 20 bits of mantissa are rounded away, and the exponent's bias is 7 in place of 127; below, steps of 2^-9 are what is left of a sum with 2^14.
+    const lanes_u32 normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
+    const lanes_u32 tiny = (lanes_u32)(bounded + 16384.0f) - 0x46800000u;
+    const lanes_u32 is_tiny = (lanes_u32)(bounded < all(0x1p-6f));
+    const lanes_u32 code = (((tiny & is_tiny) | (normal & ~is_tiny)) & ~(lanes_u32)is_nan) | (0x7f & (lanes_u32)is_nan) | (((lanes_u32)v >> 24) & 0x80);
+    const lanes_u8 raw = __builtin_convertvector(code, lanes_u8);
+    memcpy(p, &raw, sizeof raw);
+}
+
+// to[i] = from[i], n of them, in the type that is computed with.
+INLINE void widen_fp8(const uint8_t *from, scalar *to, long n) {
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) store(to + i, load_fp8(from + i));
+    if (i < n) {
+        uint8_t padded[LANES] = {0};
+        memcpy(padded, from + i, n - i);
+        store_part(to + i, load_fp8(padded), n - i);
+    }
+}
+
+// to[i] = from[i] / scale, n of them.
+INLINE void narrow_fp8(const scalar *from, float scale, uint8_t *to, long n) {
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) store_fp8(to + i, load(from + i) / scale);
+    if (i < n) {
+        uint8_t padded[LANES];
+        store_fp8(padded, load_part(from + i, n - i) / scale);
+        memcpy(to + i, padded, n - i);
+    }
+}

@@ -1,0 +1,193 @@
+"""A KV cache in FP8: the same tokens whatever becomes of its blocks, close to those of a plain cache, in a quarter of fp32's bytes, and never taken
+for one of another type."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import CheckpointError
+from engine.kv.shared_tiers import open_tiers
+from engine.kv.tiered_cache import TieredCache
+from engine.protocol import HostConfig, Submit
+from engine.rates import TransferRate
+from engine.weights.kv_scales import read_kv_scales
+from tests.checkpoints import write_llama
+from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
+from tests.engine.families import write_family
+from tests.engine.test_hand_over import Pair
+
+PROMPT = random_prompt(70, seed=1)
+SCALE = "model.layers.{}.self_attn.{}_scale"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("windowed")
+    write_family(directory, "gpt-oss, three of five experts")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it pays depends on the machine; these tests are about what comes back."""
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+
+def requests() -> list[Submit]:
+    return [
+        submit("greedy", PROMPT, max_tokens=20),
+        submit("repeats", random_prompt(9, seed=2) * 5, max_tokens=20),
+        submit("first", PROMPT[:33], max_tokens=20, temperature=1.0, seed=1),
+        submit("second", PROMPT[:33], leader="first", max_tokens=20, temperature=1.0, seed=2),
+        submit("penalised", PROMPT[:50], max_tokens=20, repetition_penalty=1.3, num_logprobs=2),
+    ]
+
+
+def told(heard: dict[str, Heard]) -> dict[str, list[int]]:
+    return {name: one.token_ids for name, one in heard.items()}
+
+
+def alone(directory: Path, messages: list[Submit]) -> dict[str, list[int]]:
+    engine = load_engine(directory, kv_dtype="fp8")
+    return {message.sequence_id: one(engine, message).token_ids for message in messages}
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> dict[str, list[int]]:
+    return alone(checkpoint, requests())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"max_num_batched_tokens": 13},
+        {"kv_tokens": 160, "max_num_batched_tokens": 50},
+        {"depth": 2, "block_size": 5},
+        {"speculate": "suffix"},
+    ],
+    ids=["small chunks", "preempted", "overlapped", "drafts"],
+)
+def test_company_chunks_preemption_and_drafts_change_no_token(
+    checkpoint: Path, expected: dict[str, list[int]], how: dict[str, Any]
+) -> None:
+    engine = load_engine(checkpoint, kv_dtype="fp8", **how)
+    answer = drain_preempting if "kv_tokens" in how else drain
+    assert told(answer(engine, requests())) == expected
+    assert told(drain(engine, requests())) == expected, "with a warm cache"
+    assert ("kv_tokens" in how) == (engine.scheduler.counts.preemptions > 0)
+
+
+def test_windows_sinks_and_experts_go_with_it(windowed: Path) -> None:
+    messages = requests()
+    engine = load_engine(windowed, kv_dtype="fp8", max_num_batched_tokens=24)
+    assert told(drain(engine, messages)) == alone(windowed, messages)
+
+
+def test_log_probabilities_are_close_to_those_of_a_plain_cache_in_a_quarter_of_the_bytes(checkpoint: Path) -> None:
+    engines = [load_engine(checkpoint, kv_dtype=kv_dtype) for kv_dtype in ("auto", "fp8")]
+    ask = submit("a", PROMPT, max_tokens=1, prompt_logprobs=True)
+    plain, narrow = (
+        torch.tensor([reported.logprob for reported in one(engine, ask).prompt_logprobs or ()]) for engine in engines
+    )
+    assert len(plain) == len(narrow) == len(PROMPT) - 1
+    assert 0 < float((plain - narrow).abs().mean()) < 0.1
+    sizes = [engine.runner.layout.block_bytes for engine in engines]  # type: ignore[attr-defined]
+    assert sizes[0] == 4 * sizes[1], "the model computes in fp32"
+
+
+def test_blocks_come_back_from_host_and_disk_and_none_of_them_to_a_plain_cache(
+    checkpoint: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    for host, kv_dtype, hits in (("a", "fp8", 0), ("a", "fp8", 64), ("b", "fp8", 64), ("b", "auto", 0)):
+        config = HostConfig(
+            kv_host_bytes=4 << 20,
+            kv_host_dir=str(tmp_path / host),
+            kv_disk_bytes=4 << 20,
+            kv_disk_dir=str(tmp_path / "d"),
+        )
+        tiers = open_tiers(config)
+        assert tiers is not None
+        assert tiers.disk is not None
+        assert tiers.disk.wait_until_idle(10)
+        engine = load_engine(checkpoint, tiers=tiers, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        heard = one(engine, submit("greedy", PROMPT, max_tokens=20))
+        assert heard.num_cached_tokens == hits
+        assert kv_dtype == "auto" or heard.token_ids == expected["greedy"]
+        assert isinstance(engine.tiers, TieredCache)
+        assert engine.tiers.wait_until_idle(10)
+        engine.close()
+        tiers.close()
+
+
+def test_a_prompt_is_handed_over_in_fp8(checkpoint: Path, expected: dict[str, list[int]], tmp_path: Path) -> None:
+    pair = Pair(checkpoint, tmp_path, max_num_batched_tokens=48, kv_dtype="fp8")
+    heard = pair.answer([submit("greedy", PROMPT, max_tokens=20)])["greedy"]
+    assert (heard.token_ids, heard.num_fetched_tokens) == (expected["greedy"], 64)
+    pair.assert_nothing_is_left()
+    pair.close()
+
+
+def test_a_host_with_a_plain_cache_hands_nothing_over_to_one_in_fp8_and_says_why(
+    checkpoint: Path, expected: dict[str, list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(checkpoint, tmp_path, max_num_batched_tokens=48)
+    pair.decode.close()
+    pair.decode = load_engine(checkpoint, tiers=pair._tiers[1], max_num_batched_tokens=48, kv_dtype="fp8")
+    heard = pair.answer([submit("greedy", PROMPT, max_tokens=20)])["greedy"]
+    assert (heard.token_ids, heard.num_fetched_tokens) == (expected["greedy"], 0)
+    assert "differs from the reader's in layout" in caplog.text
+    pair.assert_nothing_is_left()
+    pair.close()
+
+
+def with_scales(directory: Path, scales: dict[str, torch.Tensor]) -> Path:
+    write_llama(directory)
+    file = directory / "model.safetensors"
+    save_file(load_file(file) | scales, file)
+    return directory
+
+
+def test_scales_of_the_checkpoint_are_the_caches(tmp_path: Path) -> None:
+    scales = {
+        SCALE.format(0, "k"): torch.tensor([0.25]),
+        SCALE.format(0, "v"): torch.tensor(0.5, dtype=torch.bfloat16),
+        SCALE.format(1, "k_proj.k"): torch.tensor([2.0]),
+    }
+    directory = with_scales(tmp_path, scales)
+    assert read_kv_scales(directory) == {0: (0.25, 0.5), 1: (2.0, 1.0)}
+    engine = load_engine(directory, kv_dtype="fp8")
+    views = engine.runner.layout.views(engine.runner.layout.new_blocks(1, torch.device("cpu")))  # type: ignore[attr-defined]
+    assert [view.scales.tolist() for view in views[:2]] == [[0.25, 0.5], [2.0, 1.0]]
+    assert len(one(engine, submit("a", PROMPT)).token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("scale", "reason"),
+    [
+        (torch.tensor([0.0]), "k_scale is 0.0, and a scale is a positive number"),
+        (torch.tensor([float("nan")]), "k_scale is nan"),
+        (torch.tensor([float("inf")]), "k_scale is inf"),
+        (torch.ones(2), r"k_scale has shape \[2\]: one scale for all heads"),
+    ],
+)
+def test_what_is_no_scale_is_refused_where_it_is_needed(tmp_path: Path, scale: torch.Tensor, reason: str) -> None:
+    directory = with_scales(tmp_path, {SCALE.format(0, "k"): scale})
+    with pytest.raises(CheckpointError, match=reason):
+        load_engine(directory, kv_dtype="fp8")
+    load_engine(directory).close()
+
+
+def test_a_model_that_keeps_latent_vectors_refuses_it_by_name(tmp_path: Path) -> None:
+    write_family(tmp_path, "deepseek-v3, three experts in two of four groups, yarn")
+    with pytest.raises(CheckpointError, match="layer 0 caches latent, of which there is no form in FP8"):
+        load_engine(tmp_path, kv_dtype="fp8")
