@@ -18,10 +18,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from engine.calibration import observe
 from engine.errors import CheckpointError
 from engine.packing import Report, copy_beside
 from engine.planning.model import PlannedModel, plan_model
-from engine.rounding import choose_scales, pack_words, round_to_codes
+from engine.rounding import choose_scales, compensate, pack_words, round_to_codes
 from engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
 from engine.weights.config import quantization_method, read_config
 from engine.weights.filling import check_finite
@@ -40,8 +41,9 @@ class Rounding(NamedTuple):
 
 
 @torch.inference_mode()
-def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: Report) -> Path:
-    """Write the checkpoint in `directory`, its matrices rounded, to `out`. Raises CheckpointError."""
+def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: Report, text: str | None = None) -> Path:
+    """Write the checkpoint in `directory`, its matrices rounded, to `out`. `text`: to calibrate with; each matrix is rounded so that it makes of such
+    inputs what it made. Raises CheckpointError."""
     config = read_config(directory)
     if packed_file(directory) is not None:
         raise CheckpointError(f"{directory} is packed; quantize the checkpoint that it was made of")
@@ -56,11 +58,12 @@ def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: R
         raise CheckpointError(
             f"no matrix of {directory} has a multiple of {rounding.group} columns: choose another group"
         )
+    sums = {} if text is None else observe(directory, text, rounded, report.progress)
     copy_beside(directory, out)
     left = {name.removesuffix(".weight") for name, tensor in stored.items() if len(tensor.shape) == 2} - rounded
     described = config | {"quantization_config": describe(rounding, sorted(left))}
     (out / "config.json").write_text(json.dumps(described, indent=2))  # before the weights: what was cut off has none
-    _write(stored, rounded, rounding, out, report)
+    _write(stored, rounded, rounding, sums, out, report)
     return out
 
 
@@ -91,7 +94,14 @@ def _matrices(model: PlannedModel, stored: dict[str, StoredTensor]) -> set[str]:
     return names
 
 
-def _write(stored: dict[str, StoredTensor], rounded: set[str], rounding: Rounding, out: Path, report: Report) -> None:
+def _write(
+    stored: dict[str, StoredTensor],
+    rounded: set[str],
+    rounding: Rounding,
+    sums: dict[str, torch.Tensor],
+    out: Path,
+    report: Report,
+) -> None:
     """Write files of up to 2 GiB, and the index where there are several."""
     total, done = sum(tensor.end - tensor.start for tensor in stored.values()), 0
     files: list[Path] = []
@@ -106,7 +116,9 @@ def _write(stored: dict[str, StoredTensor], rounded: set[str], rounding: Roundin
 
     for name, tensor in _read(stored):
         stem = name.removesuffix(".weight")
-        pending |= _round(name, tensor, rounding) if stem in rounded and name != stem else {name: tensor}
+        pending |= (
+            _round(name, tensor, rounding, sums.get(stem)) if stem in rounded and name != stem else {name: tensor}
+        )
         done += tensor.nbytes
         report.progress(done, total)
         if sum(part.nbytes for part in pending.values()) >= _FILE_BYTES:
@@ -123,12 +135,16 @@ def _write(stored: dict[str, StoredTensor], rounded: set[str], rounding: Roundin
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _round(name: str, weight: torch.Tensor, rounding: Rounding) -> dict[str, torch.Tensor]:
+def _round(name: str, weight: torch.Tensor, rounding: Rounding, sums: torch.Tensor | None) -> dict[str, torch.Tensor]:
     check_finite(name, bool(weight.isfinite().all()))
     stem, (_, columns) = name.removesuffix(".weight"), weight.shape
     dtype = torch.float16 if weight.dtype == torch.float16 else torch.bfloat16
-    scales = choose_scales(weight, rounding.bits, rounding.group or columns, dtype)
-    codes = round_to_codes(weight, scales, rounding.bits)
+    group = rounding.group or columns
+    if sums is None:
+        scales = choose_scales(weight, rounding.bits, group, dtype)
+        codes = round_to_codes(weight, scales, rounding.bits)
+    else:
+        codes, scales = compensate(weight, sums, rounding.bits, group, dtype)
     return {
         f"{stem}.weight_packed": pack_words(codes, rounding.bits),
         f"{stem}.weight_scale": scales,
@@ -150,14 +166,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--to", required=True, choices=sorted(BITS))
     parser.add_argument("--group", type=int, default=32, help="columns under one scale; 0: a row's")
+    parser.add_argument("--calibrate", type=Path, help="a text such as the model will see")
     arguments = parser.parse_args()
     report = Report()
     try:
+        text = None if arguments.calibrate is None else arguments.calibrate.read_text(encoding="utf-8")
         rounding = Rounding(BITS[arguments.to], arguments.group or None)
-        path = quantize_directory(arguments.directory, arguments.out, rounding, report)
+        path = quantize_directory(arguments.directory, arguments.out, rounding, report, text)
         num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         report.say(path=str(path), num_bytes=num_bytes)
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, OSError, UnicodeDecodeError) as error:
         report.say(error=str(error))
         sys.exit(1)
 

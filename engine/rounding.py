@@ -7,6 +7,7 @@ import torch
 
 # Of the largest value of a group what the largest code is taken for: of four bits a smaller one often loses less than it cuts off.
 _SHARES = {4: tuple(1 - i / 50 for i in range(16)), 8: (1.0,)}
+_COMPENSATED = 128  # columns whose errors are made up for at once
 _CHUNK = 1 << 22  # numbers whose scales are chosen at a time
 
 
@@ -24,6 +25,42 @@ def round_to_codes(weight: torch.Tensor, scales: torch.Tensor, bits: int) -> tor
         (groups / scales.float().unsqueeze(-1)).round().clamp(-most, most - 1).to(torch.int8).flatten(1)
     )
     return codes
+
+
+def compensate(
+    weight: torch.Tensor, sums: torch.Tensor, bits: int, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round column after column, each one's error made up for by those that are still to come, so that what the matrix makes of such inputs changes
+    least (GPTQ; Frantar et al., arXiv 2210.17323, algorithm 1). weight [rows, columns], sums of x^T x [columns, columns] -> codes and scales, as
+    `round_to_codes` and `choose_scales` return them."""
+    left, most = weight.float().clone(), 1 << (bits - 1)
+    columns = left.shape[1]
+    inverse = _inverse_factor(sums)
+    codes = torch.empty(left.shape, dtype=torch.int8)
+    scales = torch.empty(len(left), columns // group, dtype=dtype)
+    # whole groups: a scale is chosen for what all columns before have left
+    step = max(group, _COMPENSATED // group * group)
+    for begin in range(0, columns, step):
+        end = min(begin + step, columns)
+        errors = torch.empty(len(left), end - begin)
+        for i in range(begin, end):
+            if i % group == 0:
+                scales[:, i // group] = choose_scales(left[:, i : i + group], bits, group, dtype)[:, 0]
+            scale = scales[:, i // group].float()
+            rounded = (left[:, i] / scale).round().clamp(-most, most - 1)
+            codes[:, i] = rounded.to(torch.int8)
+            error = errors[:, i - begin] = (left[:, i] - rounded * scale) / inverse[i, i]
+            left[:, i:end] -= torch.outer(error, inverse[i, i:end])
+        left[:, end:] -= errors @ inverse[begin:end, end:]
+    return codes, scales
+
+
+def _inverse_factor(sums: torch.Tensor) -> torch.Tensor:
+    """Return the upper Cholesky factor of the inverse, of sums that are damped by a hundredth of their diagonal's mean: no input is never seen."""
+    damped = sums.double()
+    damped = damped + torch.eye(len(damped), dtype=damped.dtype) * max(1e-2 * damped.diagonal().mean().item(), 1e-12)
+    factor: torch.Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+    return factor.float()
 
 
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -31,8 +31,8 @@ from engine.weights.filling import fill
 from engine.weights.formats.registry import read_format
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import Split
-from engine.weights.storage import CheckpointStorage, on_device
-from kernels.cpu import library
+from engine.weights.storage import CheckpointStorage
+from kernels.cpu import library, pages
 from kernels.int4 import Int4Weight
 from kernels.int8 import Int8Weight
 from kernels.weight import Weight
@@ -131,7 +131,7 @@ class Peers(NamedTuple):
 def _read_here(file: Path, folder: Path, config: DenseConfig) -> Decoder:
     """Load a GGUF file's model, its codes as they are."""
     directory = directory_of(file, folder)
-    storage = CheckpointStorage(Checkpoint.open(directory), on_device(_CPU))
+    storage = CheckpointStorage(Checkpoint.open(directory), lambda name, shape, dtype: pages.empty(shape, dtype))
     loader = WeightLoader(storage, torch.bfloat16, _CPU, read_format(read_config(directory)), keeps_packed=True)
     model = load(config, loader, config.context_length)
     fill(storage.jobs, storage.tasks)

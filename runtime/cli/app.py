@@ -365,11 +365,15 @@ def quantize(
     to: Annotated[str, typer.Option(help="int8 or int4.")],
     group: Annotated[int, typer.Option(min=0, help="Columns under one scale, a multiple of 32; 0: a row's.")] = 32,
     out: Annotated[Path | None, typer.Option(help="The directory to make; NAME.int4 here by default.")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="A file of text such as the model will see: what is rounded is fitted to it (GPTQ)."),
+    ] = None,
 ) -> None:
     """Round a model's matrices to eight or four bits: a checkpoint that vLLM and transformers read, too."""
     from runtime.cli.quantize import quantize as run
 
-    run(model, to, group, out)
+    run(model, to, group, out, calibrate)
 
 
 @app.command(rich_help_panel=INFERENCE)

@@ -12,7 +12,7 @@ from runtime.engines.sources import PREFIX, SourceError, directory_of, local_dir
 BITS = ("int8", "int4")
 
 
-def quantize(model: str, to: str, group: int, out: Path | None) -> None:
+def quantize(model: str, to: str, group: int, out: Path | None, calibrate: Path | None = None) -> None:
     if to not in BITS:
         raise CliError(f"--to {to} is none of {', '.join(BITS)}")
     if group % 32:
@@ -25,6 +25,8 @@ def quantize(model: str, to: str, group: int, out: Path | None) -> None:
         except SourceError as error:
             raise CliError(str(error)) from None
         arguments = [str(directory), str(out), "--to", to, "--group", str(group)]
+        if calibrate is not None:
+            arguments += ["--calibrate", str(calibrate)]
         done = work("engine.quantizing", arguments, shown(bar, "rounding"))
     mib = done["num_bytes"] / 2**20
     console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)

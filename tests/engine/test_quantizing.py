@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, MixtralConfig
 
+from engine.calibration import observe
 from engine.errors import CheckpointError
 from engine.packing import Report
 from engine.planning.model import read_model
 from engine.planning.parallelism import Parallelism, RankPlace
 from engine.quantizing import Rounding, quantize_directory
-from engine.rounding import choose_scales, pack_words, round_to_codes
-from tests.checkpoints import write_checkpoint
+from engine.rounding import choose_scales, compensate, pack_words, round_to_codes
+from tests.checkpoints import write_checkpoint, write_tokenizer
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import PACKED, config, write_family
@@ -27,6 +28,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+PROJECTIONS = (*(f"self_attn.{part}" for part in "qkvo"), "mlp.gate", "mlp.up", "mlp.down")
 INT4, INT8 = Rounding(4, 32), Rounding(8, None)
 
 
@@ -107,6 +109,59 @@ def test_zeros_and_numbers_at_the_ends_are_rounded_to_themselves() -> None:
         assert (codes[0] == 0).all()
         assert torch.equal(codes[1].sign().float(), weight[1])
         assert pack_words(codes, bits).shape == (2, 64 * bits // 32)
+
+
+def test_rounding_by_columns_loses_less_of_such_inputs_than_the_nearest_codes() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(48, 128, generator=generator)
+    mixed = torch.randn(128, 128, generator=generator) @ torch.diag(torch.logspace(0, -2, 128))
+    inputs = torch.randn(1000, 128, generator=generator) @ mixed.T
+    for group in (32, 128):
+        nearest = choose_scales(weight, 4, group, torch.bfloat16)
+        codes, scales = compensate(weight, inputs.T @ inputs, 4, group, torch.bfloat16)
+        lost = [
+            (inputs @ (values.float() * of.float().repeat_interleave(group, 1) - weight).T).norm()
+            for values, of in ((codes, scales), (round_to_codes(weight, nearest, 4), nearest))
+        ]
+        assert lost[0] < 0.6 * lost[1]
+
+
+def test_inputs_that_say_nothing_of_each_other_give_the_nearest_codes() -> None:
+    weight = torch.randn(8, 96, generator=torch.Generator().manual_seed(3))
+    codes, scales = compensate(weight, torch.zeros(96, 96), 4, 32, torch.bfloat16)
+    assert torch.equal(scales, choose_scales(weight, 4, 32, torch.bfloat16))
+    assert torch.equal(codes, round_to_codes(weight, scales, 4))
+
+
+def test_a_text_calibrates_what_is_rounded(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
+    write_tokenizer(tmp_path / "model")
+    text = "the pilot light of a gas stove burns small and blue until somebody wants a hot meal " * 40
+    seen: list[tuple[int, int]] = []
+    names = {f"model.layers.{i}.{part}_proj" for i in range(3) for part in PROJECTIONS}
+    sums = observe(tmp_path / "model", text, names, lambda done, total: seen.append((done, total)))
+    assert set(sums) == names
+    assert sums["model.layers.0.self_attn.q_proj"] is sums["model.layers.0.self_attn.k_proj"]
+    assert all(one.diagonal().sum() > 0 for one in sums.values())
+    assert seen[-1][0] == seen[-1][1]
+    plain = quantize_directory(tmp_path / "model", tmp_path / "plain", INT4, Report())
+    out = quantize_directory(tmp_path / "model", tmp_path / "out", INT4, Report(), text)
+    before, nearest, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", plain, out))
+    for name, of in sums.items():
+        lost = [
+            torch.einsum("rc,cd,rd->", change, of.double(), change)
+            for change in (read(stored, name, 4) - before[f"{name}.weight"] for stored in (after, nearest))
+        ]
+        assert lost[0] < lost[1]
+    one(load_engine(out, dtype="float32"), full("a", random_prompt(9, seed=3), max_tokens=2))
+
+
+def test_a_text_of_a_few_words_calibrates_nothing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
+    write_tokenizer(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"the text to calibrate with has \d+ tokens; give 64 or more"):
+        quantize_directory(tmp_path / "model", tmp_path / "out", INT4, Report(), "the pilot light")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_quantized_is_refused_in_a_sentence(tmp_path: Path) -> None:
