@@ -76,12 +76,21 @@ def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[Sized
 
 
 async def _encode_conversation(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
+    _check_effort(model, prompt)
     try:
         text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
     except BrokenTemplateError as error:
         message = f"model {model.config.name!r} takes no conversations: {error}"
         raise ApiError("model_load_failed", message) from None
     return await _encode_text(model, request, text, is_rendered=True)
+
+
+def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
+    tools, effort = model.text.answers.tools, prompt.variables.get("reasoning_effort")
+    if tools is not None and tools.efforts and effort is not None and effort not in tools.efforts:
+        known = f"{', '.join(tools.efforts[:-1])} or {tools.efforts[-1]}"
+        message = f"reasoning_effort: {str(effort)[:50]!r} is no word that this model knows; say {known}"
+        raise ApiError("invalid_request", message, param="reasoning_effort")
 
 
 async def _encode_newest(

@@ -19,6 +19,7 @@ START, END, CHANNEL, MESSAGE = "<|start|>", "<|end|>", "<|channel|>", "<|message
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 TAGS = (START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN)
 FUNCTIONS = "functions."
+EFFORTS = ("low", "medium", "high")  # the system message's "Reasoning: "; its template would write any word there
 
 _RECIPIENT = re.compile(r"to=([^\s<\ud800-\udfff]+)")
 

@@ -26,11 +26,13 @@ class ToolFormat(NamedTuple):
     ends_thinking: tuple[str, ...] = ()  # markers before which some models leave their reasoning open
     frames_all: bool = False  # answers without calls stand in it as well, and their reasoning
     is_marked: bool = True  # calls begin with the first marker, alone or in sections, and nothing else does
+    efforts: tuple[str, ...] = ()  # words for how much to think that its models know; none: their templates judge
 
 
 # The first that fits. Names are vLLM's, but for harmony and Mistral's newer form.
 FORMATS = (
-    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False),
+    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False,
+               efforts=harmony.EFFORTS),
     ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.allows, (kimi.SECTION,)),
     ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.allows),
     ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.allows),

@@ -1,6 +1,8 @@
 """`pilotlight chat`: a conversation on the terminal, streamed token by token."""
 
 import sys
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +14,8 @@ from runtime.cli.errors import CliError
 QUOTES = '"""'
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 HELP = (
-    f"/clear forgets the conversation, /system TEXT sets a system message, /bye ends; {QUOTES} begins and ends a text of several lines; "
+    "/clear forgets the conversation, /system TEXT sets a system message, /image PATH shows an image with the next message, /bye ends; "
+    f"{QUOTES} begins and ends a text of several lines; "
     "Ctrl-C stops an answer."
 )
 
@@ -35,14 +38,16 @@ def chat(api: Api, prompt: str | None, model: str | None, system: str | None, op
 def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
     """Hold a conversation. `messages`: what comes before the first turn; grows with the conversation."""
     console = Console()
+    images: list[dict[str, Any]] = []  # of the next message
     console.print(f"Talking to {model} at {api.url}. /help tells more, Ctrl-D ends.", style="dim", highlight=False)
     while (line := read_turn(console)) not in (None, "/bye"):
         if not line:
             continue
         if line.startswith("/"):
-            console.print(obey(line, messages), style="dim", highlight=False, markup=False)
+            console.print(obey(line, messages, images), style="dim", highlight=False, markup=False)
             continue
-        asked = [*messages, {"role": "user", "content": line}]
+        said = [*images, {"type": "text", "text": line}] if images else line
+        asked = [*messages, {"role": "user", "content": said}]
         try:
             text = answer(api, {"model": model, "messages": asked, **options})
         except CliError as error:
@@ -52,6 +57,7 @@ def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict
             console.print(" (stopped)", style="dim")
             continue
         messages[:] = [*asked, {"role": "assistant", "content": text}]
+        images.clear()
 
 
 def read_turn(console: Console) -> str | None:
@@ -72,20 +78,33 @@ def read_turn(console: Console) -> str | None:
         return ""
 
 
-def obey(command: str, messages: list[dict[str, Any]]) -> str:
-    """Carry out a command, and return what is to be said of it."""
+def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, Any]]) -> str:
+    """Carry out a command, and return what is to be said of it. `images`: parts of the next message."""
     word, _, rest = command.partition(" ")
     system = [message for message in messages[:1] if message["role"] == "system"]
     match word:
         case "/clear":
             messages[:] = system
+            images.clear()
             return "The conversation begins anew."
         case "/system":
             messages[: len(system)] = [{"role": "system", "content": rest.strip()}] if rest.strip() else []
             return "The system message is set." if rest.strip() else "There is no system message any more."
+        case "/image":
+            try:
+                images.append(image_part(Path(rest.strip()).expanduser()))
+            except OSError as error:
+                return f"That cannot be read: {error}"
+            return f"The next message has {len(images)} image{'s' * (len(images) > 1)}."
         case "/help":
             return HELP
     return f"There is no {word}. {HELP}"
+
+
+def image_part(path: Path) -> dict[str, Any]:
+    """Return a file as a part of a message. What it is, the model's site finds out. Raises OSError."""
+    data = b64encode(path.read_bytes()).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
 def answer(api: Api, body: dict[str, Any]) -> str:

@@ -49,6 +49,19 @@ async def test_a_prompt_is_rendered_as_the_request_says(
         assert await prompt_of(site, **fields) == prompt
 
 
+async def test_an_effort_is_refused_that_the_format_has_no_word_for(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    (model_directory / "chat_template.jinja").write_text(TEMPLATE + "{# <|channel|> #}")
+    async with make_site() as site:
+        for effort in ("low", "medium", "high"):
+            assert f"[{effort}|True|]" in await prompt_of(site, reasoning_effort=effort)
+        for fields in ({"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"reasoning_effort": "none"}}):
+            answer = await call(site.app, CHAT, {"model": "tiny", "messages": [ASKED], **fields})
+            assert (answer.status, answer.json["error"]["param"]) == (400, "reasoning_effort")
+            assert "say low, medium or high" in answer.json["error"]["message"]
+
+
 async def test_a_last_message_that_the_template_rewrites_cannot_be_continued(
     make_site: SiteMaker, model_directory: Path
 ) -> None:

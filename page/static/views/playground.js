@@ -22,6 +22,7 @@ export function playground(session) {
   const logprobs = h("input", { type: "checkbox" });
   const key = h("input", { type: "password", autocomplete: "off", value: session.key, "aria-label": "Key" });
   const said = h("textarea", { rows: 3, "aria-label": "Message", placeholder: "Say something (Ctrl+Enter sends)" });
+  const images = h("input", { type: "file", accept: "image/*", multiple: true, "aria-label": "Images" });
   const send = h("button", { class: "main", type: "button", onclick: () => ask_() }, "Send");
   const stop = h("button", { type: "button", disabled: true, onclick: () => going?.abort() }, "Stop");
   const again = h("button", { type: "button", onclick: () => { while (turns.at(-1)?.role === "assistant") turns.pop(); run(); } }, "Again");
@@ -38,10 +39,12 @@ export function playground(session) {
   const onEscape = (event) => { if (event.key === "Escape") going?.abort(); };
   addEventListener("keydown", onEscape);
 
-  function ask_() {
+  async function ask_() {
     if (!said.value.trim() || going) return;
-    turns.push({ role: "user", content: said.value });
-    said.value = "";
+    const text = said.value, files = [...images.files];
+    said.value = images.value = "";
+    const parts = await Promise.all(files.map(async (file) => ({ type: "image_url", image_url: { url: await dataUrl(file) } })));
+    turns.push({ role: "user", content: parts.length ? [...parts, { type: "text", text }] : text });
     run();
   }
 
@@ -118,7 +121,7 @@ export function playground(session) {
   drawTalk();
   return {
     node: h("div", { class: "split" },
-      h("div", null, card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, h("span", { class: "grow" }), why, copy))),
+      h("div", null, card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, images, h("span", { class: "grow" }), why, copy))),
       card("Settings", h("p", null, h("label", null, "Model ", model)), where, system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node,
         h("p", { class: "row" }, h("label", null, logprobs, "log-probabilities (hover over a token)")), session.name !== "this machine" && h("label", null, "Key ", key))),
     update, leave: () => { going?.abort(); removeEventListener("keydown", onEscape); },
@@ -143,7 +146,7 @@ function take(turn, event) {
 function drawTurn(turn, answerTool, turns) {
   return h("div", { class: `turn ${turn.role}` },
     turn.thought && h("div", { class: "thought" }, turn.thought),
-    turn.tokens?.length ? turn.tokens.map(drawToken) : turn.content,
+    turn.tokens?.length ? turn.tokens.map(drawToken) : Array.isArray(turn.content) ? turn.content.map(drawPart) : turn.content,
     turn.tool_calls?.map((call) => {
       const answered = turns.some((other) => other.tool_call_id === call.id);
       const result = h("input", { "aria-label": `Result of ${call.function.name}`, placeholder: "its result, then Enter", class: "mono" });
@@ -151,6 +154,17 @@ function drawTurn(turn, answerTool, turns) {
       return h("div", { class: "mono" }, `${call.function.name}(${call.function.arguments}) `, !answered && turn.facts.finish && result);
     }),
     turn.facts && h("div", { class: "facts" }, facts(turn.facts)));
+}
+
+function drawPart(part) {
+  return part.type === "text" ? part.text : h("img", { src: part.image_url.url, alt: "An image of this message" });
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = Object.assign(new FileReader(), { onload: () => resolve(reader.result), onerror: () => reject(reader.error) });
+    reader.readAsDataURL(file);
+  });
 }
 
 function drawToken([token, logprob, others]) {

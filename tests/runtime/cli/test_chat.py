@@ -1,6 +1,7 @@
 """What a conversation on the terminal takes besides what is said: commands, several lines, Ctrl-C."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class FakeApi(Api):
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self.asked.append(body["messages"])
         said = body["messages"][-1]["content"]
+        said = said if isinstance(said, str) else said[-1]["text"]
         if said == "think":
             for thought in ("Hm.", " Well."):
                 yield {"choices": [{"delta": {"reasoning_content": thought}}]}
@@ -104,3 +106,17 @@ def test_reasoning_is_shown_on_terminals_and_is_no_part_of_the_answer(
 def test_a_model_that_is_not_served_is_refused_before_anything_is_typed() -> None:
     with pytest.raises(CliError, match=r"no model of that name\. Served are: ember, llama\."):
         chat(FakeApi(), None, "embr", None, {})
+
+
+def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cat.png").write_bytes(b"meow")
+    api = conversation(monkeypatch, f"/image {tmp_path}/dog.png", f"/image {tmp_path}/cat.png", "a cat?", "and now?")
+    part = {"type": "image_url", "image_url": {"url": "data:;base64,bWVvdw=="}}
+    with_image = [part, {"type": "text", "text": "a cat?"}]
+    assert [asked[-1]["content"] for asked in api.asked] == [with_image, "and now?"]
+    assert api.asked[1][0]["content"] == with_image
+    told = capsys.readouterr().out
+    assert "cannot be read" in told
+    assert "has 1 image." in told
