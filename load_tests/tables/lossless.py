@@ -1,0 +1,32 @@
+"""The records of bf16 weights that take fewer bytes: in memory as 12 bits, on disk in coded chunks."""
+
+from collections.abc import Iterable
+
+from load_tests.records import Record
+
+
+def in_memory(results: Record) -> Iterable[list[str]]:
+    """Show one line per step, and one per set of matrices below."""
+    yield [f"{results['shape']}, {results['threads']} threads", "plain", "12 bits", "ratio"]
+    for name, step in results["steps"].items():
+        plain, coded, ratio = (
+            step[key]["median"] for key in ("plain_tokens_per_s", "coded_tokens_per_s", "times_as_fast")
+        )
+        yield [f"{name}, tokens/s", f"{plain:,.1f}", f"{coded:,.1f}", f"{ratio:.3f}"]
+    for name, sizes in {"these matrices": results["matrices"], **results["checkpoints"]}.items():
+        plain, coded = (sizes[key] / 2**20 for key in ("plain_bytes", "coded_bytes"))
+        yield [f"{name}, MiB", f"{plain:,.1f}", f"{coded:,.1f}", f"{1 - sizes['saved']:.3f}"]
+
+
+def on_disk(results: Record) -> Iterable[list[str]]:
+    """Show one column per checkpoint."""
+    found = results["checkpoints"].values()
+    yield [f"{results['threads']} threads", *results["checkpoints"]]
+    yield ["linear layers and embeddings, MiB", *(f"{one['matrices']['plain_bytes'] / 2**20:,.1f}" for one in found)]
+    yield ["saved by coded chunks", *(f"{one['matrices']['saved']:.1%}" for one in found)]
+    yield ["of at most, by their exponents' entropy", *(f"{one['matrices']['bound']:.1%}" for one in found)]
+    yield ["saved by zstd -19", *(f"{one['zstd_19_saved']:.1%}" for one in found)]
+    for name, words in (("plain", "packed"), ("coded", "packed with --lossless")):
+        yield [f"{words}: on the wire, MiB", *(f"{one['wire_bytes'][name] / 2**20:,.1f}" for one in found)]
+    for name, words in (("read", "plain ones read"), ("decoded", "chunks decoded"), ("zstd_19", "zstd -19 decoded")):
+        yield [f"{words}, GB/s of bf16", *(f"{one['gb_per_s'][name]['median']:.2f}" for one in found)]
