@@ -19,7 +19,7 @@ from typing import NamedTuple
 from engine.adapters.residency import AdapterResidency, AdapterStore
 from engine.awaited import AwaitedTogether
 from engine.constraints import Grammars
-from engine.images.prompt import SequenceImage
+from engine.images.prompt import SequenceImage, tenants_name
 from engine.images.residency import ImageEncoder, ImageResidency
 from engine.in_flight import CollectedStep, ForwardedStep, InFlightSteps, Runner
 from engine.kv.block_pool import BlockPool
@@ -329,10 +329,11 @@ class Engine:
         found: list[SequenceImage] = []
         for image in submit.images:
             assert self._images is not None, "a model without an encoder refuses images"
-            data = self._images.files.found(image.digest, image.data)
+            name = tenants_name(submit.salt, image.digest)
+            data = self._images.files.found(name, image.data)
             if data is None:
                 return None
-            found.append(SequenceImage.of(image, data, submit.prompt_token_ids, self._images.placeholder))
+            found.append(SequenceImage.of(image, name, data, submit.prompt_token_ids, self._images.placeholder))
         return tuple(found)
 
     def _encode_images(self) -> bool:

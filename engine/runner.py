@@ -223,15 +223,15 @@ class ModelRunner:
         return DecodeGraphs(forward, self.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 
     @torch.inference_mode()
-    def encode_image(self, digest: bytes, piece: torch.Tensor) -> None:
+    def encode_image(self, name: bytes, piece: torch.Tensor) -> None:
         """Encode the next piece of an image for the steps that follow; a later stage has no use for it."""
         if isinstance(self.model, Decoder) and self.model.vision is not None:
             patches = to_device(piece, self.kv_cache.device).to(self.layout.dtype)
-            self._images.add(digest, self.model.vision.encode(patches))
+            self._images.add(name, self.model.vision.encode(patches))
 
-    def drop_image(self, digest: bytes) -> None:
+    def drop_image(self, name: bytes) -> None:
         """Forget an image."""
-        self._images.drop(digest)
+        self._images.drop(name)
 
     def place_adapter(self, slot: int, content: SlotContent) -> None:
         """Put an adapter into a slot. Raises AdapterError."""

@@ -68,7 +68,7 @@ class PoolingInput(NamedTuple):
 class ImageInput(NamedTuple):
     """Tokens of a step that an image stands for."""
 
-    digest: bytes
+    name: bytes
     first: int  # of its embeddings
     rows: "array[int]"  # tokens of the step, one for each of the embeddings from there on
 
@@ -314,5 +314,5 @@ def _images(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> tuple[ImageI
                 first, places = image.between(chunk.start, chunk.end)
                 if places:
                     rows = array("q", [row + place - chunk.start for place in places])
-                    found.append(ImageInput(image.digest, first, rows))
+                    found.append(ImageInput(image.name, first, rows))
     return tuple(found)

@@ -82,6 +82,8 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
         return f"{model.name} takes no images; send text alone"
     end = 0
     for image in submit.images:
+        if len(image.digest) != 32:
+            return f"an image's digest has {len(image.digest)} bytes; a sha256 has 32"
         if not end <= image.position < len(submit.prompt_token_ids) or image.num_tokens < 1:
             return f"an image's tokens are {image.num_tokens} from {image.position} on; they must lie in the prompt, behind those of the one before"
         end = image.position + image.num_tokens

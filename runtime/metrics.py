@@ -310,6 +310,8 @@ _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = 
     (_COUNTER, "pilotlight_kv_peer_hits", "And fetched from another host", lambda load: load.prefix_peer_hits),
     (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", lambda load: load.tier_losses),
     (_COUNTER, "pilotlight_adapter_loads", "Adapters put into slots of the device", lambda load: load.adapter_loads),
+    (_COUNTER, "pilotlight_image_encodes", "Images that an encoder has computed", lambda load: load.image_encodes),
+    (_COUNTER, "pilotlight_image_hits", "Images that were wanted and found encoded", lambda load: load.image_hits),
     (_COUNTER, "vllm:num_preemptions", "Sequences that gave their blocks back", lambda load: load.preemptions),
     (_COUNTER, "vllm:spec_decode_num_drafts", "Times that a sequence's drafts were checked", lambda load: load.drafts.num_drafts),
     (_COUNTER, "vllm:spec_decode_num_draft_tokens", "Drafts that were checked", lambda load: load.drafts.num_draft_tokens),

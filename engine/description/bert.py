@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.description.decoder_config import refuse_unless
+from engine.description.shapes import NO_IMAGES, ImageBytes
 from engine.description.weights import Part, WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
@@ -38,6 +39,9 @@ class BertConfig:
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return NO_IMAGES
 
     @property
     def rotary_numbers(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from engine.description.rotary import RotaryRule, read_rotary_rule
-from engine.description.shapes import AttentionShape, NormKind
+from engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
 from engine.description.weights import WeightShape, embedding, norm, projections, summed
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer, keys_and_values
@@ -63,6 +63,10 @@ class DecoderConfig:
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return what attention holds at once beside its projections, in a step of so many tokens."""
         return 0
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        """Return what images hold."""
+        return NO_IMAGES
 
     @property
     def rotary_dim(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from engine.description.decoder_config import LayerKind, refuse_unless, text_keys
 from engine.description.grouped_moe import GroupedMoeConfig, read_experts
 from engine.description.rotary import RotaryRule, read_rotary_rule, sharpening
-from engine.description.shapes import LatentShape
-from engine.description.vision import PatchedVision
+from engine.description.shapes import NO_IMAGES, ImageBytes, LatentShape
+from engine.description.vision import ENCODED_BYTES, PatchedVision
 from engine.description.weights import WeightShape, norm, projections, summed
 from engine.kv.layout import CachedLayer, CacheSegment
 from engine.weights.config import number, positive_int
@@ -45,6 +45,9 @@ class LatentConfig(GroupedMoeConfig):
         absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
         width = max(self.nope_dim + self.head_dim, self.value_dim)
         return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
 
     @property
     def outer_weights(self) -> list[WeightShape]:

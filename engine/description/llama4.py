@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, refuse_unless, text_keys
 from engine.description.rotary import read_rotary_rule
-from engine.description.shapes import ExpertsShape
-from engine.description.vision import TiledVision
+from engine.description.shapes import NO_IMAGES, ExpertsShape, ImageBytes
+from engine.description.vision import ENCODED_BYTES, TiledVision
 from engine.description.weights import WeightShape, experts, gated, router
 from engine.errors import CheckpointError
 from engine.weights.config import flag, layer_numbers, number, positive_int, positive_number
@@ -36,6 +36,9 @@ class Llama4Config(DecoderConfig):
             *experts(f"{forward}.experts", self.experts, self.top_k),
             *gated(shared, hidden, self.experts.intermediate_size, part="shared_experts"),
         ]
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
 
     @property
     def outer_weights(self) -> list[WeightShape]:

@@ -18,6 +18,7 @@ from engine.description import (
     qwen3_moe,
     roberta,
 )
+from engine.description.shapes import ImageBytes
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
@@ -54,6 +55,9 @@ class ArchitectureConfig(Protocol):
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return what attention holds at once beside its projections, in a step of so many tokens."""
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        """Return what images hold."""
 
     @property
     def outer_weights(self) -> list[WeightShape]:

@@ -51,3 +51,13 @@ class NormKind(NamedTuple):
     eps: float
     offset: float = 0.0  # added to the stored weight: Gemma stores what is to be added to one
     is_added: bool = False  # in the file already
+
+
+class ImageBytes(NamedTuple):
+    """Memory of a device that images hold."""
+
+    kept: int  # embeddings
+    encoding: int  # at once, between two steps
+
+
+NO_IMAGES = ImageBytes(0, 0)

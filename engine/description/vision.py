@@ -8,6 +8,11 @@ from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
 from engine.weights.config import number, positive_int, positive_number
 
+ENCODED_BYTES = (
+    128 << 20
+)  # of embeddings that are kept; in bf16 five images of Llama 4 Scout with 16 tiles, two of Kimi K2.5's largest
+MOST_PATCHES = 16384  # of one image that is encoded at once, as Kimi's processor limits it
+
 
 class TiledVision(NamedTuple):
     """Llama 4's."""
@@ -26,6 +31,10 @@ class TiledVision(NamedTuple):
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return what encoding a tile holds at once."""
+        return _encoding_bytes(self.side**2 + 1, self.hidden_size, self.intermediate_size, item_bytes)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "TiledVision":
@@ -83,6 +92,10 @@ class PatchedVision(NamedTuple):
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return what encoding the largest image holds at once."""
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, self.intermediate_size, item_bytes)
+
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PatchedVision":
         """Read vision_config, of Moonshot's keys or those of `transformers`. Raises CheckpointError."""
@@ -118,6 +131,13 @@ class PatchedVision(NamedTuple):
         norms = [*_norm("last_norm", hidden), *_norm("projection_norm", hidden)]
         projections = [*_biased("first", joined, joined), *_biased("last", decoder_size, joined)]
         return _shapes([*_layers(self.num_layers, hidden, inner), *tables, *norms, *projections])
+
+
+def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:
+    """Hidden states, their sum and norm; with them queries, keys and values, one of them twice in fp32 while it turns, or twice what the feed-forward
+    widens to."""
+    widest = max(item_bytes * 5 * hidden + 2 * 4 * hidden, item_bytes * 2 * inner)
+    return patches * (item_bytes * 3 * hidden + widest)
 
 
 _Sizes = tuple[str, int, int]

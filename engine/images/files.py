@@ -7,20 +7,20 @@ MOST_BYTES = 128 << 20
 
 class ImageFiles:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by digest, the one named last behind the others
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last behind the others
         self._num_bytes = 0
         self._most_bytes = most_bytes
 
-    def found(self, digest: bytes, data: bytes) -> bytes | None:
+    def found(self, name: bytes, data: bytes) -> bytes | None:
         """Return an image's file: the one that is sent, or that was; None: it is not here."""
         if not data:
-            if digest in self._files:
-                self._files.move_to_end(digest)
-            return self._files.get(digest)
-        if digest not in self._files:
-            self._files[digest] = data
+            if name in self._files:
+                self._files.move_to_end(name)
+            return self._files.get(name)
+        if name not in self._files:
+            self._files[name] = data
             self._num_bytes += len(data)
-        self._files.move_to_end(digest)
+        self._files.move_to_end(name)
         while self._num_bytes > self._most_bytes:
             _, dropped = self._files.popitem(last=False)
             self._num_bytes -= len(dropped)

@@ -3,13 +3,14 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence as SequenceOf
+from hashlib import blake2b
 from typing import NamedTuple
 
 from engine.protocol import PromptImage
 
 
 class SequenceImage(NamedTuple):
-    digest: bytes
+    name: bytes  # of its content, as the tenant has it
     data: bytes  # the file
     start: int  # of its run in the prompt
     end: int
@@ -17,10 +18,12 @@ class SequenceImage(NamedTuple):
     is_cut: bool  # the prompt ends within it: another host goes on behind
 
     @classmethod
-    def of(cls, image: PromptImage, data: bytes, prompt: SequenceOf[int], placeholder: int) -> "SequenceImage":
+    def of(
+        cls, image: PromptImage, name: bytes, data: bytes, prompt: SequenceOf[int], placeholder: int
+    ) -> "SequenceImage":
         start, end = image.position, image.position + image.num_tokens
         places = array("q", [i for i in range(start, min(end, len(prompt))) if prompt[i] == placeholder])
-        return cls(image.digest, data, start, end, places, end > len(prompt))
+        return cls(name, data, start, end, places, end > len(prompt))
 
     def between(self, start: int, end: int) -> tuple[int, "array[int]"]:
         """Return its first embedding among these tokens of the sequence, and the positions of all there."""
@@ -28,11 +31,16 @@ class SequenceImage(NamedTuple):
         return first, self.places[first : bisect_left(self.places, end)]
 
 
+def tenants_name(salt: bytes, digest: bytes) -> bytes:
+    """Return the name of an image's content for one tenant: nobody learns by what he may leave out, or how soon he is answered, what others send."""
+    return blake2b(len(salt).to_bytes(8, "little") + salt + digest, digest_size=32).digest()
+
+
 def images_name(images: SequenceOf[SequenceImage], start: int, end: int) -> bytes:
     """Return what tells a block of these tokens from one with other images there; b"" where it has none."""
     return b"".join(
         [
-            image.digest + (start - image.start).to_bytes(8, "little", signed=True)
+            image.name + (start - image.start).to_bytes(8, "little", signed=True)
             for image in images
             if image.start < end and image.end > start
         ]

@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
+from engine.description.vision import ENCODED_BYTES
 from engine.errors import ImageError, RankLostError
 from engine.images.files import ImageFiles
 from engine.images.prompt import SequenceImage
@@ -20,8 +21,7 @@ from engine.plan import Chunk
 from engine.protocol import ErrorCode
 from engine.sequence import Sequence
 
-MOST_BYTES = 256 << 20  # of embeddings; in bf16 10 images of Llama 4 Scout with 16 tiles
-_PREPARED_AHEAD = 2  # sequences whose images are read while those before them are encoded
+_PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
 
 
 class Prepared(Protocol):
@@ -43,10 +43,10 @@ class ImageEncoder(Protocol):
     def prepare(self, data: bytes) -> Prepared:
         """Read a file, from any thread. Raises ImageError."""
 
-    def encode(self, digest: bytes, piece: Any) -> None:
+    def encode(self, name: bytes, piece: Any) -> None:
         """Encode the next piece of an image, and keep it."""
 
-    def drop(self, digest: bytes) -> None:
+    def drop(self, name: bytes) -> None:
         """Forget an image."""
 
 
@@ -67,14 +67,14 @@ class _Encoded:
 
 
 class ImageResidency:
-    def __init__(self, encoder: ImageEncoder, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, encoder: ImageEncoder, most_bytes: int = ENCODED_BYTES) -> None:
         self.files = ImageFiles()
         self.placeholder = encoder.placeholder
         self.num_encoded = 0
         self.num_found = 0
         self._encoder = encoder
         self._most_bytes = most_bytes
-        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by digest, the one used last behind the others
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last behind the others
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []
         self._prepared: dict[bytes, Future[Prepared]] = {}
@@ -105,7 +105,7 @@ class ImageResidency:
     def release(self, sequence: Sequence) -> None:
         """Let what a sequence has waited for make room for others."""
         for image in self._held.pop(sequence, ()):
-            self._encoded[image.digest].users -= 1
+            self._encoded[image.name].users -= 1
 
     def release_all(self) -> None:
         """Forget who holds an image: all sequences have ended."""
@@ -126,7 +126,7 @@ class ImageResidency:
             return True
         awaited = AwaitedImages(sequence, self, [image for image in sequence.images if image.end > chunk.start])
         self.release(sequence)
-        found = [image for image in awaited.images if self._is_whole(image.digest)]
+        found = [image for image in awaited.images if self._is_whole(image.name)]
         self.num_found += len(found)
         if len(found) == len(awaited.images) and all(map(self._fits, found)):
             self._hold(awaited)
@@ -138,39 +138,41 @@ class ImageResidency:
 
     def _advance(self, awaited: "AwaitedImages") -> bool:
         """Take one step towards the first sequence's images. False: nothing can be done now."""
-        lacking = next((image for image in awaited.images if not self._is_whole(image.digest)), None)
+        lacking = next((image for image in awaited.images if not self._is_whole(image.name)), None)
         if lacking is None:
             self._waiting.remove(awaited)
             for image in awaited.images:
-                self._require_fit(image, self._encoded[image.digest].num_tokens)
+                self._require_fit(image, self._encoded[image.name].num_tokens)
             self._hold(awaited)
             self._forget_unwanted()
             return self._waiting != [] and self._advance(self._waiting[0])
-        digest = lacking.digest
-        prepared = self._prepared.get(digest)
-        if prepared is None or not prepared.done():
-            self._prepare_ahead()
+        name = lacking.name
+        prepared = self._prepared.get(name)
+        if prepared is None:  # it was encoded, and has made room since
+            prepared = self._prepared[name] = self._threads.submit(self._encoder.prepare, lacking.data)
+        if not prepared.done():
             return False
         content = prepared.result()
-        encoded = self._encoded.get(digest)
+        encoded = self._encoded.get(name)
         if encoded is None:
             self._require_fit(lacking, content.num_tokens)
             if not self._make_room(content.num_tokens, awaited):
                 return False
-            encoded = self._encoded[digest] = _Encoded(content.num_tokens)
-        self._encoder.encode(digest, content.pieces[encoded.num_pieces])
+            encoded = self._encoded[name] = _Encoded(content.num_tokens)
+        self._encoder.encode(name, content.pieces[encoded.num_pieces])
         encoded.num_pieces += 1
         if encoded.num_pieces == len(content.pieces):
             encoded.is_whole = True
             self.num_encoded += 1
-            del self._prepared[digest]
+            del self._prepared[name]
+            self._prepare_ahead()
         return True
 
     def _failure(self, awaited: "AwaitedImages", error: Exception) -> ImageFailure:
         """Forget a sequence that cannot go on, and return why."""
         if awaited in self._waiting:
             self._waiting.remove(awaited)
-        lacking = next((image for image in awaited.images if not self._is_whole(image.digest)), awaited.images[-1])
+        lacking = next((image for image in awaited.images if not self._is_whole(image.name)), awaited.images[-1])
         number = 1 + awaited.sequence.images.index(lacking)
         self._forget_unwanted()
         if isinstance(error, ImageError):
@@ -183,47 +185,48 @@ class ImageResidency:
 
     def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
         """Drop images that nobody holds until there is room for one more. Where nobody holds any, one sequence may have more than there is room."""
-        kept = {image.digest for image in awaited.images}
-        for digest in [digest for digest, one in self._encoded.items() if not one.users and digest not in kept]:
+        kept = {image.name for image in awaited.images}
+        for name in [name for name, one in self._encoded.items() if not one.users and name not in kept]:
             if self._num_bytes(num_tokens) <= self._most_bytes:
                 return True
-            self._drop(digest)
+            self._drop(name)
         return self._num_bytes(num_tokens) <= self._most_bytes or not self._held
 
     def _num_bytes(self, more_tokens: int) -> int:
         return self._encoder.token_bytes * (more_tokens + sum(one.num_tokens for one in self._encoded.values()))
 
     def _prepare_ahead(self) -> None:
-        for awaited in self._waiting[:_PREPARED_AHEAD]:
-            for image in awaited.images:
-                if not self._is_whole(image.digest) and image.digest not in self._prepared:
-                    self._prepared[image.digest] = self._threads.submit(self._encoder.prepare, image.data)
+        for image in [image for awaited in self._waiting for image in awaited.images]:
+            if len(self._prepared) >= _PREPARED_AHEAD:
+                return
+            if not self._is_whole(image.name) and image.name not in self._prepared:
+                self._prepared[image.name] = self._threads.submit(self._encoder.prepare, image.data)
 
     def _forget_unwanted(self) -> None:
         """Forget what was begun for sequences that do not wait any more."""
-        wanted = {image.digest for awaited in self._waiting for image in awaited.images}
-        for digest in [digest for digest in self._prepared if digest not in wanted]:
-            self._prepared.pop(digest).cancel()
-        for digest in [digest for digest, one in self._encoded.items() if not one.is_whole and digest not in wanted]:
-            self._drop(digest)
+        wanted = {image.name for awaited in self._waiting for image in awaited.images}
+        for name in [name for name in self._prepared if name not in wanted]:
+            self._prepared.pop(name).cancel()
+        for name in [name for name, one in self._encoded.items() if not one.is_whole and name not in wanted]:
+            self._drop(name)
         self._prepare_ahead()
 
     def _hold(self, awaited: "AwaitedImages") -> None:
         self._held[awaited.sequence] = awaited.images
         for image in awaited.images:
-            self._encoded[image.digest].users += 1
-            self._encoded.move_to_end(image.digest)
+            self._encoded[image.name].users += 1
+            self._encoded.move_to_end(image.name)
         awaited.is_done = True
 
-    def _drop(self, digest: bytes) -> None:
-        del self._encoded[digest]
-        self._encoder.drop(digest)
+    def _drop(self, name: bytes) -> None:
+        del self._encoded[name]
+        self._encoder.drop(name)
 
-    def _is_whole(self, digest: bytes) -> bool:
-        return digest in self._encoded and self._encoded[digest].is_whole
+    def _is_whole(self, name: bytes) -> bool:
+        return name in self._encoded and self._encoded[name].is_whole
 
     def _fits(self, image: SequenceImage) -> bool:
-        num_places, num_tokens = len(image.places), self._encoded[image.digest].num_tokens
+        num_places, num_tokens = len(image.places), self._encoded[image.name].num_tokens
         return num_places <= num_tokens if image.is_cut else num_places == num_tokens
 
     @staticmethod

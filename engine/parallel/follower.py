@@ -81,10 +81,10 @@ class Follower:
                 self._models[model].adapters.read(source)
             case PlaceAdapter(model, slot, source):
                 self._models[model].adapters.place(slot, source)
-            case EncodeImage(model, digest, piece):
-                self._models[model].runner.encode_image(digest, piece)
-            case DropImage(model, digest):
-                self._models[model].runner.drop_image(digest)
+            case EncodeImage(model, name, piece):
+                self._models[model].runner.encode_image(name, piece)
+            case DropImage(model, name):
+                self._models[model].runner.drop_image(name)
             case ClearSlab(slab):
                 self._memory.arena.clear(slab)
             case LoadPart() | WarmUpPart():

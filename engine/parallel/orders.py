@@ -69,13 +69,13 @@ class EncodeImage(NamedTuple):
     """Encode the next piece of an image, as every rank does for itself: what goes between ranks are sums."""
 
     model: str
-    digest: bytes
+    name: bytes
     piece: "torch.Tensor"
 
 
 class DropImage(NamedTuple):
     model: str
-    digest: bytes
+    name: bytes
 
 
 class DropModel(NamedTuple):

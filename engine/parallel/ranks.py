@@ -300,13 +300,13 @@ class RankedImages:
     def prepare(self, data: bytes) -> PreparedImage:
         return self._own.prepare(data)
 
-    def encode(self, digest: bytes, piece: torch.Tensor) -> None:
-        self._group.send(EncodeImage(self._model, digest, piece))
-        self._own.encode(digest, piece)
+    def encode(self, name: bytes, piece: torch.Tensor) -> None:
+        self._group.send(EncodeImage(self._model, name, piece))
+        self._own.encode(name, piece)
 
-    def drop(self, digest: bytes) -> None:
-        self._group.send(DropImage(self._model, digest))
-        self._own.drop(digest)
+    def drop(self, name: bytes) -> None:
+        self._group.send(DropImage(self._model, name))
+        self._own.drop(name)
 
 
 class PipelinedStep(NamedTuple):

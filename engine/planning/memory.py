@@ -126,7 +126,7 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
 
 def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits) -> int:
     """Return the most that a step of the largest size holds at once beside weights and cache: the hidden states and their sum, and the widest layer's
-    part; or the logits of all sequences."""
+    part; or the logits of all sequences. Or what encoding an image holds between two steps."""
     tokens, item, hidden = limits.max_num_batched_tokens, model.item_bytes, model.config.hidden_size
     layers = model.stages(place.parallelism.pp)[place.stage]
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
@@ -134,8 +134,9 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
     if place.stage or model.is_encoder:
         return step
+    kept, encoding = model.config.image_bytes(item)
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * model.config.vocab_size
-    return max(step, tokens * item * 2 * hidden + logits)
+    return kept + max(step, encoding, tokens * item * 2 * hidden + logits)
 
 
 def rank_memory(

@@ -19,12 +19,12 @@ class ImageMemory:
     def __init__(self) -> None:
         self._images: dict[bytes, _EncodedImage] = {}
 
-    def add(self, digest: bytes, piece: torch.Tensor) -> None:
+    def add(self, name: bytes, piece: torch.Tensor) -> None:
         """Keep the next piece of an image."""
-        self._images.setdefault(digest, _EncodedImage([])).pieces.append(piece)
+        self._images.setdefault(name, _EncodedImage([])).pieces.append(piece)
 
-    def drop(self, digest: bytes) -> None:
-        self._images.pop(digest, None)
+    def drop(self, name: bytes) -> None:
+        self._images.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
         """Return the embeddings of a step's images; None: it has none."""
@@ -33,7 +33,7 @@ class ImageMemory:
         rows = array("q", [row for image in images for row in image.rows])
         found = []
         for image in images:
-            pieces = self._images[image.digest].pieces
+            pieces = self._images[image.name].pieces
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             found.append(whole[image.first : image.first + len(image.rows)])
         return ImageRows(to_device(torch.frombuffer(rows, dtype=torch.int64), device), torch.cat(found))

@@ -18,8 +18,8 @@ class RunnerImages:
     def prepare(self, data: bytes) -> PreparedImage:
         return prepare_image(data, self._sizes)
 
-    def encode(self, digest: bytes, piece: torch.Tensor) -> None:
-        self._runner.encode_image(digest, piece)
+    def encode(self, name: bytes, piece: torch.Tensor) -> None:
+        self._runner.encode_image(name, piece)
 
-    def drop(self, digest: bytes) -> None:
-        self._runner.drop_image(digest)
+    def drop(self, name: bytes) -> None:
+        self._runner.drop_image(name)

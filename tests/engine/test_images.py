@@ -129,6 +129,17 @@ def test_a_continuation_agrees_and_needs_no_file_that_the_host_has(written: Visi
     assert "send it once more with data" in other.error
 
 
+def test_tenants_share_neither_embeddings_nor_files(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    sent = with_images("a", prompt, max_tokens=1)
+    one(engine, replace(sent, salt=b"one"))
+    named = replace(sent, sequence_id="b", images=tuple(replace(image, data=b"") for image in sent.images))
+    assert one(engine, replace(named, salt=b"two")).error is not None
+    assert one(engine, replace(sent, sequence_id="c", salt=b"two")).error is None
+    assert encodes(engine) == (2, 0)
+
+
 def test_embeddings_have_a_bound_and_those_in_use_stay(
     written: VisionCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ READ = {
     "pilotlight_kv_peer_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_tier_losses": ("counter", {"engine", "model_name"}),
     "pilotlight_adapter_loads": ("counter", {"engine", "model_name"}),
+    "pilotlight_image_encodes": ("counter", {"engine", "model_name"}),
+    "pilotlight_image_hits": ("counter", {"engine", "model_name"}),
     "vllm:num_preemptions": ("counter", {"engine", "model_name"}),
     "vllm:spec_decode_num_drafts": ("counter", {"engine", "model_name"}),
     "vllm:spec_decode_num_draft_tokens": ("counter", {"engine", "model_name"}),
