@@ -25,21 +25,30 @@ class Column(NamedTuple):
 FAMILIES, TIERS, EMBEDDINGS = (
     f"tests/engine/{name}.py" for name in ("test_families", "test_tier_families", "test_embeddings")
 )
+IMAGES, IMAGE_PATHS = "tests/engine/test_images.py", "tests/engine/vision/test_image_paths.py"
+WHOLE, CHUNKED, PREEMPTED = (
+    "test_a_whole_prompt_and_its_continuation_agree", "test_a_chunked_prompt_agrees", "test_preempted_sequences_agree"
+)  # fmt: skip
 COLUMNS = (
-    Column("whole", (f"{FAMILIES}::test_a_whole_prompt_and_its_continuation_agree", f"{EMBEDDINGS}::test_a_whole_text_agrees")),
-    Column("decode", (f"{FAMILIES}::test_a_whole_prompt_and_its_continuation_agree",)),
-    Column("chunked", (f"{FAMILIES}::test_a_chunked_prompt_agrees", f"{EMBEDDINGS}::test_a_chunked_text_agrees")),
+    Column("whole", (f"{FAMILIES}::{WHOLE}", f"{IMAGES}::{WHOLE}", f"{EMBEDDINGS}::test_a_whole_text_agrees")),
+    Column("decode", (f"{FAMILIES}::{WHOLE}", f"{IMAGES}::{WHOLE}")),
+    Column("chunked", (f"{FAMILIES}::{CHUNKED}", f"{IMAGES}::{CHUNKED}", f"{EMBEDDINGS}::test_a_chunked_text_agrees")),
     Column("batch", (
         f"{FAMILIES}::test_sequences_in_one_batch_agree_each_for_itself",
+        f"{IMAGES}::test_sequences_in_one_batch_agree_each_for_itself",
         f"{EMBEDDINGS}::test_texts_in_one_batch_agree_each_for_itself",
     )),
     Column("prefix hit", (
         f"{FAMILIES}::test_a_prefix_hit_agrees",
+        f"{IMAGES}::test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again",
         f"{EMBEDDINGS}::test_a_cached_prefix_is_used_only_where_the_pooling_allows_it",
     )),
-    Column("preemption", (f"{FAMILIES}::test_preempted_sequences_agree", f"{EMBEDDINGS}::test_preempted_texts_agree")),
-    Column("swap", (f"{TIERS}::test_swapped_sequences_agree",)),
-    Column("tier round trip", (f"{TIERS}::test_a_round_trip_through_host_and_disk_agrees",)),
+    Column("preemption", (f"{FAMILIES}::{PREEMPTED}", f"{IMAGES}::{PREEMPTED}", f"{EMBEDDINGS}::test_preempted_texts_agree")),
+    Column("swap", (f"{TIERS}::test_swapped_sequences_agree", f"{IMAGE_PATHS}::test_swapped_sequences_agree")),
+    Column("tier round trip", (
+        f"{TIERS}::test_a_round_trip_through_host_and_disk_agrees",
+        f"{IMAGE_PATHS}::test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again",
+    )),
 )  # fmt: skip
 
 
@@ -71,12 +80,14 @@ class _Collected:
 def render() -> str:
     from tests.embedders import EMBEDDERS
     from tests.engine.families import MODELS
+    from tests.engine.pictures import FAMILIES as WITH_IMAGES
 
     found = collected()
     lines = [
         f"| checkpoint | {' | '.join(column.title for column in COLUMNS)} |",
         f"|---|{':-:|' * len(COLUMNS)}",
         *(_row(name, name, found, {FAMILIES, TIERS}) for name in MODELS),
+        *(_row(f"images: {name}", name, found, {IMAGES, IMAGE_PATHS}) for name in WITH_IMAGES),
         *(_row(f"embeddings: {name}", name, found, {EMBEDDINGS}) for name in EMBEDDERS),
     ]
     return BEGIN + "\n".join(lines) + "\n" + END

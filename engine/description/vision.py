@@ -8,9 +8,8 @@ from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
 from engine.weights.config import number, positive_int, positive_number
 
-ENCODED_BYTES = (
-    128 << 20
-)  # of embeddings that are kept; in bf16 five images of Llama 4 Scout with 16 tiles, two of Kimi K2.5's largest
+# Of embeddings that are kept; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
+ENCODED_BYTES = 96 << 20
 MOST_PATCHES = 16384  # of one image that is encoded at once, as Kimi's processor limits it
 
 
