@@ -23,6 +23,11 @@ SEPARATOR = ":"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+def is_name(name: str) -> bool:
+    """Tell whether a folder of adapters may have one of this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 class _Version(NamedTuple):
     """An adapter's files as they were when they were read."""
 
@@ -77,7 +82,7 @@ class AdapterRegistry:
         if named is not None:
             return named
         directory = self._models[model].adapters_dir
-        if directory is None or _NAME.fullmatch(adapter) is None:
+        if directory is None or not is_name(adapter):
             return None
         folder = _place(directory) / adapter
         return folder if (folder / CONFIG).is_file() else None
@@ -102,7 +107,7 @@ def _folders(directory: Path) -> Iterator[str]:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if _NAME.fullmatch(entry.name) and (Path(entry.path) / CONFIG).is_file():
+                if is_name(entry.name) and (Path(entry.path) / CONFIG).is_file():
                     yield entry.name
     except OSError:
         return  # it may be made later

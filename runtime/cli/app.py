@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from runtime.cli.adapter_commands import adapters
 from runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from runtime.cli.errors import CliError
 from runtime.cli.key_commands import keys
@@ -33,6 +34,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
 
 app.add_typer(keys, name="keys", rich_help_panel=OPERATIONS)
+app.add_typer(adapters, name="adapters", rich_help_panel=INFERENCE)
 for name, commands in (("secret", state.secret), ("kv", state.kv), ("d1", d1.d1), ("queues", state.queues)):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
 
