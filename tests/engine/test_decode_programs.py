@@ -34,6 +34,14 @@ pytestmark = pytest.mark.cpu_only
 DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,", "mistral", "gemma3"))]
 
 
+# every family with one type, every type with half of the families; the rest is slow
+IN_TURN = [
+    pytest.param(name, dtype, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
+    for i, name in enumerate(DENSE)
+    for j, dtype in enumerate(("float32", "bfloat16"))
+]
+
+
 @pytest.fixture(autouse=True)
 def _the_c_library_computes() -> Iterator[None]:
     with computing_with(C_LIBRARY):
@@ -142,8 +150,7 @@ def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options:
     assert graphs_of(engine).num_graphs > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize(("name", "dtype"), IN_TURN)
 def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

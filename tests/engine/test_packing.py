@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,11 +48,18 @@ def memory() -> KvMemory:
     return make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_llama(directory)
+    write_tokenizer(directory)
+    return directory
+
+
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    write_llama(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    return tmp_path / "model"
+def directory(checkpoint: Path, tmp_path: Path) -> Path:
+    """Each test's own copy."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
 @pytest.fixture
@@ -175,13 +183,19 @@ pack_directory(Path(sys.argv[1]), Path(sys.argv[2]), "auto", Killed())
 """
 
 
-def killed_half_way(directory: Path, out: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(directory), str(out)], cwd=ROOT, check=False)
+@pytest.fixture(scope="module")
+def half_packed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a process leaves that is killed when half of the checkpoint is packed."""
+    out = tmp_path_factory.mktemp("half")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoint), str(out)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
+    return out
 
 
-def test_packing_goes_on_where_it_was_killed(directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_half_way(directory, out)
+def test_packing_goes_on_where_it_was_killed(
+    directory: Path, half_packed: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(half_packed, out)
     assert not list(out.glob("*.safetensors"))
     written: list[str] = []
     fill = packed.fill
@@ -192,8 +206,8 @@ def test_packing_goes_on_where_it_was_killed(directory: Path, out: Path, monkeyp
     assert not list(out.glob(".*"))
 
 
-def test_what_a_killed_run_left_damaged_is_written_again(directory: Path, out: Path) -> None:
-    killed_half_way(directory, out)
+def test_what_a_killed_run_left_damaged_is_written_again(directory: Path, half_packed: Path, out: Path) -> None:
+    shutil.copytree(half_packed, out)
     (partial,) = out.glob(".*.partial")
     content = bytearray(partial.read_bytes())
     content[20_000:21_000] = bytes(1000)
@@ -201,8 +215,8 @@ def test_what_a_killed_run_left_damaged_is_written_again(directory: Path, out: P
     verify(packed_into(out, directory), lambda done, total: None)
 
 
-def test_a_journal_of_another_layout_is_not_believed(directory: Path, out: Path) -> None:
-    killed_half_way(directory, out)
+def test_a_journal_of_another_layout_is_not_believed(directory: Path, half_packed: Path, out: Path) -> None:
+    shutil.copytree(half_packed, out)
     (journal,) = out.glob(".*.journal")
     journal.write_text(journal.read_text().replace("\n", "\n", 1)[1:])
     verify(packed_into(out, directory), lambda done, total: None)
@@ -262,8 +276,8 @@ def test_places_where_nothing_can_be_packed_are_refused(directory: Path, out: Pa
         packed_into(out / "again", out)
 
 
-def test_two_runs_at_once_are_not_let_into_one_directory(directory: Path, out: Path) -> None:
-    killed_half_way(directory, out)
+def test_two_runs_at_once_are_not_let_into_one_directory(directory: Path, half_packed: Path, out: Path) -> None:
+    shutil.copytree(half_packed, out)
     (partial,) = out.glob(".*.partial")
     with packed._opened(partial), pytest.raises(CheckpointError, match="another process is packing"):
         packed_into(out, directory)

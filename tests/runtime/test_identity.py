@@ -11,7 +11,6 @@ from runtime.app import build_app
 from sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker, site_config
-from wire.credentials import owner_of, tenant_of
 from wire.headers import CLOCK, HOP, REFUSAL, Hop, sign_hop, told_clock
 
 CHAT = "/ai/v1/chat/completions"
@@ -154,10 +153,3 @@ def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkey
     monkeypatch.delenv("PILOTLIGHT_HOP_SECRET", raising=False)
     with pytest.raises(ConfigError, match="PILOTLIGHT_HOP_SECRET"):
         build_app(site_config(model_directory, listen={"port": 0, "require_hop": True}))
-
-
-def test_no_key_and_account_are_another_key_and_account_put_together() -> None:
-    pairs = [("a", "b"), ("a:b", ""), ("a", ""), ("", "a"), ("a:b", "c"), ("a", "b:c"), ("1:a", ""), ("", "1:a")]
-    tenants = {tenant_of(owner_of(f"Bearer {key}" if key else None, ""), account) for key, account in pairs}
-    assert len({tenant.salt for tenant in tenants}) == len({tenant.id for tenant in tenants}) == len(pairs)
-    assert tenant_of(owner_of("bearer  a", ""), "b") == tenant_of(owner_of("Bearer a", ""), "b")

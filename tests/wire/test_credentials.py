@@ -117,3 +117,10 @@ def test_an_account_is_one_tenant_by_whichever_key_and_no_keys_owner() -> None:
     assert tenant_of(owner_of("Bearer a", "acme"), None) == tenant_of(owner_of("Bearer b", "acme"), None)
     assert tenant_of(owner_of("Bearer acme", ""), None) != tenant_of(owner_of(None, "acme"), None)
     assert bearer_token_or_none(f"Bearer {owner_of(None, 'acme')}") == "", "no client can send that as its key"
+
+
+def test_no_key_and_account_are_another_key_and_account_put_together() -> None:
+    pairs = [("a", "b"), ("a:b", ""), ("a", ""), ("", "a"), ("a:b", "c"), ("a", "b:c"), ("1:a", ""), ("", "1:a")]
+    tenants = {tenant_of(owner_of(f"Bearer {key}" if key else None, ""), account) for key, account in pairs}
+    assert len({tenant.salt for tenant in tenants}) == len({tenant.id for tenant in tenants}) == len(pairs)
+    assert tenant_of(owner_of("bearer  a", ""), "b") == tenant_of(owner_of("Bearer a", ""), "b")
