@@ -78,11 +78,16 @@ def document(constraint: Constraint) -> str:
             schema = json.loads(constraint.text)
             return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITE_SPACE}})}"
         case "regex":
-            return "/" + re.sub(r"\\.|/|\n", _in_slashes, constraint.text, flags=re.DOTALL) + "/"
+            return in_slashes(constraint.text)
         case "choice":
             return " | ".join(map(quoted, json.loads(constraint.text)))
         case "lark":
             return f"%lark {{\n{constraint.text}\n}}"
+
+
+def in_slashes(pattern: str) -> str:
+    """Return a regular expression as a terminal."""
+    return "/" + re.sub(r"\\.|/|\n", _in_slashes, pattern, flags=re.DOTALL) + "/"
 
 
 def _in_slashes(found: re.Match[str]) -> str:

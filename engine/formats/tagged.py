@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.formats import values
-from engine.formats.grammars import Grammar, quoted
+from engine.formats.grammars import Grammar, in_slashes, quoted
 from engine.formats.scanner import Reading, Scanner
 
 MOST_SPACE = 64  # characters behind a closing tag, before what tells whether it is one
+ANYTHING = r"(?:.|\n)*"
 NAME = re.compile(r"[^<>\n\ud800-\udfff]+")
 _KINDS = {"n": "null", "t": "boolean", "f": "boolean", '"': "string", "{": "object", "[": "array"}
-_REFUSED = ("pattern", "format", "anyOf", "oneOf", "allOf", "not")
+_REFUSED = ("format", "anyOf", "oneOf", "allOf", "not")
 
 
 class ValueTags(NamedTuple):
@@ -152,9 +153,35 @@ def _value(
         return f"({' | '.join(quoted(choice) for choice in choices)}) {padding}{tags.close}"
     if refused := next((name for name in _REFUSED if name in given), None):
         raise ValueError(f"{refused!r} of the string {key!r} cannot be enforced in this model's format of calls")
-    if "minLength" in given or "maxLength" in given:
+    if any(name in given for name in ("minLength", "maxLength", "pattern")):
         least, most = given.get("minLength", 0), given.get("maxLength", "")
         if type(least) is not int or (most != "" and type(most) is not int):
             raise ValueError(f"minLength and maxLength of {key!r} are numbers")
-        return f"/[^<]{{{least},{most}}}/ {padding}{tags.close}"
+        text = f"/[^<]{{{least},{most}}}/"
+        if "pattern" in given:
+            text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
+        return f"{text} {padding}{tags.close}"
     return grammar.up_to(rule, tags.close, is_token=tags.is_token)
+
+
+def _whole(pattern: Any, key: str) -> str:
+    """Return a schema's pattern, which may match anywhere in a string unless it says where, as one of whole strings."""
+    if not isinstance(pattern, str):
+        raise ValueError(f"the pattern of {key!r} is no string")
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
+    if (begins or ends) and _has_alternatives(pattern):
+        raise ValueError(
+            f"the pattern of {key!r} has alternatives that begin or end apart: put them in a group, as in ^(a|b)$"
+        )
+    middle = pattern[begins : len(pattern) - ends]
+    return f"{'' if begins else ANYTHING}(?:{middle}){'' if ends else ANYTHING}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Tell whether a pattern is several, outside of any group."""
+    depth = 0
+    for sign in re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "|" and not depth:
+            return True
+    return False

@@ -30,9 +30,14 @@ NOTE = {
     "type": "object", "properties": {"text": {"type": "string"}, "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}},
     "required": ["text", "tags"], "additionalProperties": False,
 }  # fmt: skip
+CODE = {
+    "type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]+$"}, "word": {"type": "string", "pattern": "a|e", "maxLength": 5}},
+    "required": ["code", "word"], "additionalProperties": False,
+}  # fmt: skip
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": CITY,
     "note": NOTE,
+    "code": CODE,
     "stop": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 TOOLS = tuple(CallableTool(name, schema) for name, schema in SCHEMAS.items())
@@ -204,3 +209,17 @@ def test_every_kind_of_constraint_stands_in_a_grammar(tmp_path: Path, constraint
     follow(found, matcher, f"Hm</think>\n\n{text}")
     assert matcher.is_complete or EOS in allowed(matcher.mask(), found.tokenizer)
     found.grammars.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"), [("^a|b$", "put them in a group"), ("a|b$", "put them in a group"), (3, "is no string")]
+)
+def test_a_pattern_that_means_several_things_is_refused_by_name(tmp_path: Path, pattern: Any, words: str) -> None:
+    made = writer(tmp_path, "qwen3_coder", tags=True)
+    for allowed_one in (r"^(a|b)$", r"^[|]\|$", "a|b", r"^\$"):
+        schema = {"type": "object", "properties": {"key": {"type": "string", "pattern": allowed_one}}}
+        assert made.answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),), True))
+    schema = {"type": "object", "properties": {"key": {"type": "string", "pattern": pattern}}}
+    with pytest.raises(ValueError, match=words):
+        made.answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),), True))
+    made.grammars.close()
