@@ -6,6 +6,7 @@ waits for a grammar (engine/awaited.py).
 """
 
 import json
+import re
 import threading
 from array import array
 from collections import OrderedDict
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 64  # kept compiled, for each model
 _MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
+_COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
 COMPILE_S = 10.0  # a longer grammar is refused; llguidance's own limits end most of them sooner
 
 
@@ -219,6 +221,8 @@ class Grammars:
         spelt = next((tag for tag in self._tags if tag in constraint.text), None)
         if spelt is not None and constraint.kind != "lark":  # it would be taken for the token, which is no text
             raise ConstraintError(_sentence(constraint, f"it spells the token {spelt!r}"))
+        if spelt is not None:
+            text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))
         matcher = LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
             raise ConstraintError(_sentence(constraint, matcher.get_error()))
@@ -263,6 +267,20 @@ def grammar_of(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(constraint.text))))
         case "lark":
             return LLMatcher.grammar_from_lark(constraint.text)
+
+
+def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
+    """Return a grammar whose quoted texts have tokens where they spell tags: no tokenizer that has a token for a text writes it by others."""
+    tag = re.compile("(" + "|".join(re.escape(tag) for tag in tags if re.fullmatch(r"<[^<>\s]+>", tag)) + ")")
+
+    def told(found: re.Match[str]) -> str:
+        quoted = found[0]
+        if not (quoted.startswith('"') and quoted.endswith('"') and tag.search(quoted)):
+            return quoted
+        pieces = enumerate(tag.split(quoted[1:-1]))
+        return "(" + " ".join(piece if i % 2 else f'"{piece}"' for i, piece in pieces if piece) + ")"
+
+    return _COMMENT_PATTERN_OR_TEXT.sub(told, lark)
 
 
 def _literal(text: str) -> str:

@@ -31,7 +31,8 @@ NOTE = {
     "required": ["text", "tags"], "additionalProperties": False,
 }  # fmt: skip
 CODE = {
-    "type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]+$"}, "word": {"type": "string", "pattern": "a|e", "maxLength": 5}},
+    "type": "object", "properties": {
+        "code": {"type": "string", "pattern": "^[A-Z]{2}/[0-9]+$"}, "word": {"type": "string", "pattern": "a|e", "maxLength": 5}},
     "required": ["code", "word"], "additionalProperties": False,
 }  # fmt: skip
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -222,4 +223,17 @@ def test_a_pattern_that_means_several_things_is_refused_by_name(tmp_path: Path, 
     schema = {"type": "object", "properties": {"key": {"type": "string", "pattern": pattern}}}
     with pytest.raises(ValueError, match=words):
         made.answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),), True))
+    made.grammars.close()
+
+
+def test_a_grammar_may_quote_what_is_a_token(tmp_path: Path) -> None:
+    made = writer(tmp_path, "hermes", tags=True)
+    lark = """start: "a <tool_call>" OTHER "</tool_call>" // "<tool_call>"\nOTHER: /"x"/"""
+    matcher = made.grammars.compile(Constraint("lark", lark)).result(60)
+    tokens: list[int] = []
+    while not matcher.is_complete:
+        tokens.append(next(token for token in allowed(matcher.mask(), made.tokenizer) if token != EOS))
+        matcher.accept(tokens[-1])
+    assert made.tokenizer.decode(tokens) == 'a <tool_call>"x"</tool_call>'
+    assert {made.tokenizer.added_token_id(tag) for tag in ("<tool_call>", "</tool_call>")} <= set(tokens)
     made.grammars.close()
