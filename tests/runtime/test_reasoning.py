@@ -129,8 +129,8 @@ async def test_a_site_s_file_names_the_format_of_a_model_s_calls(make_site: Site
     [
         ({"name": "a<b"}, "cannot name 'a<b'"),
         (
-            {"name": "f", "parameters": {"type": "object", "properties": {"s": {"type": "string", "pattern": "x"}}}},
-            "'pattern' of the string 's'",
+            {"name": "f", "parameters": {"type": "object", "properties": {"s": {"type": "string", "format": "date"}}}},
+            "'format' of the string 's'",
         ),
         (
             {"name": "f", "parameters": {"type": "object", "properties": {"<tool_call>": {}}}},
