@@ -38,7 +38,7 @@ help:
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
-	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 5 minutes)"
+	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"

@@ -23,6 +23,7 @@ from load_tests.tables import (
     request_path,
     router,
     routing,
+    speculation,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,7 @@ MEASUREMENTS = ROOT / "docs" / "measurements.md"
 CLIENTS = ROOT / "docs" / "clients.md"
 FIRST_MINUTE = ROOT / "docs" / "first-minute.md"
 PLOT = "shares.svg"
+DRAFTS_PLOT = "drafts.svg"
 NOTHING = "Nothing has been measured yet.\n"
 
 
@@ -64,6 +66,8 @@ REGIONS: dict[str, Region] = {
     "neighbours": Region(functions.neighbours, "functions"),
     "engine-8b": Region(engine.engine_on_gpu),
     "kernels": Region(kernels.rows),
+    "speculation": Region(speculation.workloads),
+    "speculation-steps": Region(speculation.steps, "speculation"),
 }
 CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, "clients"),
@@ -77,6 +81,9 @@ def main() -> None:
     for path, regions in PAGES.items():
         path.write_text(redrawn(path.read_text(encoding="utf-8"), regions(records)), encoding="utf-8")
     (RESULTS / PLOT).write_text(plot(records), encoding="utf-8")
+    if "speculation" in records:
+        drawn_rates = speculation.rates(records["speculation"]["results"])
+        (RESULTS / DRAFTS_PLOT).write_text(drawn_rates, encoding="utf-8")
     missing = sorted(
         {region.subject or name for name, region in {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}.items()}
         - records.keys()
@@ -104,7 +111,9 @@ def readme_regions(records: dict[str, Record]) -> dict[str, str]:
 
 def measurements_regions(records: dict[str, Record]) -> dict[str, str]:
     image = f"![Shares of what the machine can do](../{RESULTS.relative_to(ROOT).as_posix()}/{PLOT})\n"
-    return {**drawn(REGIONS, records), "plot": image if groups(records) else ""}
+    drafts = f"![Drafts that were right](../{RESULTS.relative_to(ROOT).as_posix()}/{DRAFTS_PLOT})\n"
+    plots = {"plot": image if groups(records) else "", "drafts-plot": drafts if "speculation" in records else ""}
+    return {**drawn(REGIONS, records), **plots}
 
 
 def clients_regions(records: dict[str, Record]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 from load_tests.bars import Group, draw
 from load_tests.records import RESULTS
 from load_tests.report import (
+    DRAFTS_PLOT,
     NOTHING,
     PAGES,
     PLOT,
@@ -21,6 +22,7 @@ from load_tests.report import (
     redrawn,
 )
 from load_tests.scenarios.functions_neighbours import summary
+from load_tests.tables import speculation
 from load_tests.tables.functions import neighbours
 
 
@@ -41,11 +43,38 @@ def test_a_page_has_no_table_of_figures_but_from_records(page: Path) -> None:
 
 
 def test_the_plot_is_in_step_with_the_records() -> None:
-    assert (RESULTS / PLOT).read_text(encoding="utf-8") == plot(newest(RESULTS)), "the plot is stale: run make report"
+    records = newest(RESULTS)
+    assert (RESULTS / PLOT).read_text(encoding="utf-8") == plot(records), "the plot is stale: run make report"
+    if "speculation" in records:
+        drawn = speculation.rates(records["speculation"]["results"])
+        assert (RESULTS / DRAFTS_PLOT).read_text(encoding="utf-8") == drawn, "the plot is stale: run make report"
+
+
+def test_drafts_are_shown_by_workload_by_kind_and_by_what_steps_took() -> None:
+    ratio = {"median": 1.5, "min": 1.25, "max": 2.0, "n": 4}
+    found = {
+        "workloads": {"copying, batch 1": {"decode_ratio": ratio}},
+        "drafters": {
+            "copying, batch 1": {
+                "kinds": {"suffix 4": {"checked": 40, "rate": 0.75}, "grammar": {"checked": 2, "rate": 1.0}},
+                "acceptance_length": 2.5,
+            }
+        },
+        "steps": {"copying, batch 1": {"3": {"predicted_ms": {"median": 1.0}, "actual_ms": {"median": 1.25, "n": 9}}}},
+        "mixed": {"64 streams": {"answer_ratio": ratio}},
+        "replay": {"shape": "tiny", "batch 1, each right with 0.6": {"decode_ratio": ratio, "acceptance_length": 2.0}},
+    }
+    _, copying, streams, replayed = speculation.workloads(found)
+    assert copying == ["copying, batch 1", "1.50", "1.25 to 2.00", "4", "2.50"]
+    assert streams == ["64 streams", "1.50", "1.25 to 2.00", "4", ""]
+    assert replayed[0] == "tiny shape, batch 1, each right with 0.6"
+    assert list(speculation.steps(found))[1] == ["copying, batch 1: 3", "1.00", "1.25", "9"]
+    assert "75%" in speculation.rates(found)
+    assert "grammar" not in speculation.rates(found), "of two drafts"
 
 
 def empty() -> str:
-    return "before\n" + "".join("".join(marks(region)) for region in [*REGIONS, "plot"]) + "behind\n"
+    return "before\n" + "".join("".join(marks(region)) for region in [*REGIONS, "plot", "drafts-plot"]) + "behind\n"
 
 
 def rewritten(text: str, records: dict[str, Any]) -> str:
