@@ -279,7 +279,7 @@ class ModelLoading(NamedTuple):
                 adapters=adapters,
                 images=self._images(own, group),
             )
-            if records_bootstrap and arena.device.type == "cpu" and spec.kv_dtype == "auto":
+            if records_bootstrap and drafts is None and arena.device.type == "cpu" and spec.kv_dtype == "auto":
                 self._record_bootstrap(loaded, layout, info)
             return LoadedModel(spec, engine, place, start_moving(loaded, own), group)
         except BaseException:
