@@ -1,10 +1,12 @@
 """Images in prompts where blocks come from elsewhere: tiers, other ranks, another host; and what sleeps and wakes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.kv.tiered_cache import TieredCache
+from engine.kv_memory import KvMemory
 from engine.rates import TransferRate
 from tests.engine.agreement import assert_agrees
 from tests.engine.driver import drain, drain_preempting, load_engine, one
@@ -60,10 +62,15 @@ def test_swapped_sequences_agree(written: VisionCheckpoint, tmp_path: Path) -> N
     tiers.close()
 
 
-@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_two_ranks_agree(written: VisionCheckpoint, stages: int) -> None:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one stage", "two stages"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[KvMemory]:
+    with group_memory(group_of(2, stages=request.param)) as memory:
+        yield memory
+
+
+def test_two_ranks_agree(written: VisionCheckpoint, ranks: KvMemory) -> None:
     prompt = written.prompt([*text(9, 1), -1, *text(5, 2), -1, *text(7, 3)], WIDE, SMALL)
-    with group_memory(group_of(2, stages=stages)) as memory, loaded(written.directory, memory) as model:
+    with loaded(written.directory, ranks) as model:
         heard = one(model.engine, with_images("a", prompt, max_tokens=5))
         assert_agrees(written.with_images(WIDE, SMALL), prompt[0], heard)
         again = one(model.engine, with_images("b", prompt, max_tokens=2))
