@@ -155,19 +155,27 @@ loaded.close()
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_load_takes_the_weights_memory_and_little_more(shared: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def tiny_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tests.checkpoints import write_llama
 
-    write_llama(tmp_path / "tiny")
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_llama(folder / "tiny")
     # stored in fp32, computed in bf16: every tensor is converted
     write_llama(
-        tmp_path / "large", hidden_size=1024, intermediate_size=4096, num_hidden_layers=5, vocab_size=20_000, num_attention_heads=8,
+        folder / "large", hidden_size=1024, intermediate_size=4096, num_hidden_layers=5, vocab_size=20_000, num_attention_heads=8,
         num_key_value_heads=2, head_dim=128, dtype=torch.float32,
     )  # fmt: skip
+    return folder / "tiny", folder / "large"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_load_takes_the_weights_memory_and_little_more(
+    shared: bool, tiny_and_large: tuple[Path, Path], tmp_path: Path
+) -> None:
     kept = str(tmp_path / "kept") if shared else ""
-    command = [sys.executable, "-c", PEAK, str(tmp_path / "tiny"), str(tmp_path / "large"), kept]
+    command = [sys.executable, "-c", PEAK, *map(str, tiny_and_large), kept]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     taken, weights = map(int, done.stdout.split())
