@@ -160,8 +160,8 @@ class TenantLimits:
         return _Held(self._tenant(head), self._clients, client)
 
     def charge(self, head: Head, tokens: int) -> None:
-        """Prompt tokens when the prompt is known, an answer's when it has ended."""
-        if not self._counts_tokens:
+        """Prompt tokens when the prompt is known, an answer's when it has ended. A batch's leave the minute to those who wait."""
+        if not self._counts_tokens or head.is_for_batch:
             return
         bucket = self._tenant(head).tokens
         if bucket is not None and tokens:

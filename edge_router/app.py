@@ -1,6 +1,7 @@
 """The router as an ASGI application: what it is made of, and how long each part lives."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.admission import AdmissionFilter, TenantLimits
+from edge_router.batches.queue import BatchQueue
+from edge_router.batches.routes import BatchRoutes, is_for_batches
 from edge_router.client_places import ClientPlaces
 from edge_router.data_places import DataPlaces
 from edge_router.deployments import deployment_api
@@ -54,6 +57,7 @@ class RouterApp(Starlette):
     tunnels: Tunnels
     streams: StreamRoutes
     responses: ResponsesApp
+    batches: BatchRoutes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
@@ -62,6 +66,8 @@ class RouterApp(Starlette):
             app = self.tunnels
         elif scope["type"] == "http" and RESPONSES in scope["path"] and scope["path"].startswith(FORWARDED[:3]):
             app = self.responses
+        elif scope["type"] == "http" and is_for_batches(scope["path"], scope.get("query_string", b"")):
+            app = self.batches
         elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
             app = self.proxy
         elif scope["type"] == "http" and scope["path"].startswith(PATH):
@@ -92,6 +98,7 @@ def build_app(
         clock,
         body_timeout_s=network.door.body_timeout_s,
     )
+    batches = batches_of(network, proxy)
     clocks = SiteClocks([*backends])
     tunnels = Tunnels(proxy)
     place, pages = router_place(network), Sessions(admission.access, secret or "")
@@ -118,6 +125,8 @@ def build_app(
                 tasks.append(asyncio.create_task(places.database.watch()))
             if accounting.ledger is not None:
                 tasks.append(asyncio.create_task(accounting.ledger.run()))
+            if batches is not None:
+                batches.start()
             proxy.upstream, proxy.selector.hints = upstream, hints
             operations = Operations(backends, orders)
             page.actions, page.timeline = operations.by_name(), operations.timeline
@@ -126,6 +135,8 @@ def build_app(
             finally:
                 await recordings.close()
                 await app.responses.close()
+                if batches is not None:
+                    await batches.close()
                 proxy.upstream = proxy.selector.hints = None
                 for task in tasks:
                     task.cancel()
@@ -140,6 +151,7 @@ def build_app(
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.proxy, app.tunnels, app.streams = proxy, tunnels, StreamRoutes(recordings, admission, secret)
+    app.batches = BatchRoutes(proxy, batches)
     app.responses = ResponsesApp(proxy, admission.access, int(relay.max_body_mib * 2**20))
     return app
 
@@ -156,6 +168,17 @@ def accounting_of(network: NetworkConfig, secret: str) -> Accounting:
             f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
         )
     return Accounting(prices, Ledger(config, Path(config.directory).expanduser(), prices), quotas)
+
+
+def batches_of(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
+    """Return the queue beside the ledger, if that has a place. Raises ConfigError for one that cannot be opened."""
+    if network.ledger.directory is None:
+        return None
+    path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
+    try:
+        return BatchQueue(path, proxy, proxy.admission.access)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
 
 
 def access_of(network: NetworkConfig) -> Access:

@@ -76,7 +76,9 @@ async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *arg
 class Head:
     """The head of a request as it arrived."""
 
-    __slots__ = ("_first", "headers", "holder", "is_for_function", "is_websocket", "method", "path", "scheme", "target")
+    __slots__ = (
+        "_first", "headers", "holder", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme", "target",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class Head:
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.holder: Key | None = None  # the known key that it has, once it is admitted
+        self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
         self._first = dict(reversed(headers))
 
     def header(self, name: str) -> str:

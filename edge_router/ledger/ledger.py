@@ -82,9 +82,9 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        entry = MeteredRequest(
-            f"{self._start}.{next(self._numbers)}", request.request_id, account, key, model, self._clock()
-        )
+        # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
+        name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
+        entry = MeteredRequest(name, request.request_id, account, key, model, self._clock())
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()

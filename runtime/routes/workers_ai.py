@@ -100,7 +100,7 @@ class _Run:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
-            message = "the batch queue is not supported yet; leave queueRequest out"
+            message = "queueRequest is for a router with a ledger, which keeps the queue; a site alone has none"
             raise ApiError("unsupported_parameter", message, param="queueRequest")
         if _BUSY.search(scope["query_string"]) and self._is_busy(scope["path_params"]["model"]):
             message = "all of this model's room is taken, and the request asked not to wait"

@@ -1,0 +1,213 @@
+"""OpenAI's files and batches, and Workers AI's `queueRequest`, as one ASGI application over one queue."""
+
+import re
+import secrets
+from urllib.parse import parse_qs
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from edge_router.batches.lines import (
+    ENDPOINTS,
+    AskedLine,
+    Fields,
+    queued_response,
+    read_lines,
+    read_object,
+    read_queued,
+    read_upload,
+)
+from edge_router.batches.queue import BatchQueue
+from edge_router.batches.store import WITHIN_S, BatchCounts, StoredBatch, batch_fields, file_fields
+from edge_router.downstream import Downstream
+from edge_router.proxy import Proxy
+from wire.credentials import owner_of, tenant_of
+from wire.errors import ApiError
+
+MOST_LISTED = 100
+MOST_METADATA = 16  # pairs, as OpenAI's
+_PATH = re.compile(
+    r"^(?P<before>(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?)/v1/(?P<what>files|batches)(?:/(?P<id>[^/]+)(?:/(?P<verb>content|cancel))?)?$"
+)
+_RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)$")
+
+
+def is_for_batches(path: str, query: bytes) -> bool:
+    """Tell whether a request is for batches, and not for a site."""
+    if b"queueRequest" in query and _RUN.match(path) is not None:
+        return parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"
+    return ("/v1/files" in path or "/v1/batches" in path) and _PATH.match(path) is not None
+
+
+class BatchRoutes:
+    def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
+        """`queue`: None where the router has no directory to keep one in."""
+        self._proxy = proxy
+        self._queue = queue
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Downstream(scope, receive, send)
+        await self._proxy.handle(client, self._admit(client))
+
+    async def _admit(self, client: Downstream) -> None:
+        config = self._proxy.config
+        with self._proxy.admission.admit(client.head, client.address):
+            limit = int(config.max_body_mib * 2**20)
+            body = await client.body(limit, config.idle_timeout_s, config.answer_timeout_s)
+            if self._queue is None:
+                raise ApiError(
+                    "not_found", "this router keeps no batches: ledger.directory of its file says where it would"
+                )
+            told = await client.while_present(_Asked(self._queue, client, body).answer())
+        content = told if isinstance(told, bytes) else orjson.dumps(told)
+        kind = "application/octet-stream" if isinstance(told, bytes) else "application/json"
+        await client.respond(200, [("content-type", kind), ("content-length", str(len(content)))], content)
+
+
+class _Asked:
+    """One request about batches or files, and whose it is."""
+
+    def __init__(self, queue: BatchQueue, client: Downstream, body: bytes) -> None:
+        head = client.head
+        found = _PATH.match(head.path) or _RUN.match(head.path)
+        assert found is not None, "is_for_batches has looked"
+        self._found = found.groupdict()
+        self._queue = queue
+        self._head = head
+        self._body = body
+        holder = head.holder
+        self._key = "" if holder is None else holder.name
+        owner = owner_of(head.header("authorization"), "" if holder is None else holder.account.name)
+        self._owner = tenant_of(owner, self._found["account"]).id
+        query = parse_qs(head.target.partition("?")[2])
+        self._query = {name: values[-1] for name, values in query.items()}
+
+    async def answer(self) -> Fields | bytes:
+        """Raises ApiError."""
+        method = self._head.method
+        if "model" in self._found:
+            return await self._run()
+        match method, self._found["what"], self._found["id"], self._found["verb"]:
+            case "POST", "files", None, None:
+                return await self._upload()
+            case "GET", "files", None, None:
+                files = await self._queue.do(self._queue.store.files, self._owner)
+                return self._page(
+                    [file_fields(file) for file in files if self._query.get("purpose") in (None, file.purpose)]
+                )
+            case (("GET" | "DELETE"), "files", str(name), (None | "content") as verb):
+                return await self._file(name, method, verb)
+            case "POST", "batches", None, None:
+                return await self._create()
+            case "GET", "batches", None, None:
+                return self._page(
+                    [batch_fields(*each) for each in await self._queue.do(self._queue.store.batches, self._owner)]
+                )
+            case "GET", "batches", str(name), None:
+                return batch_fields(*await self._queue.do(self._queue.store.batch, name, self._owner))
+            case "POST", "batches", str(name), "cancel":
+                return await self._cancel(name)
+        raise ApiError("method_not_allowed", f"{self._head.path[:200]} does not take {method}")
+
+    async def _upload(self) -> Fields:
+        upload = await self._queue.do(read_upload, self._head.header("content-type"), self._body)
+        if upload.purpose != "batch":
+            raise ApiError("invalid_request", "purpose must be batch: files are kept for nothing else", param="purpose")
+        queue = self._queue
+        return file_fields(
+            await queue.do(queue.store.add_file, self._owner, upload.name, "batch", upload.content, queue.now_s)
+        )
+
+    async def _file(self, name: str, method: str, verb: str | None) -> Fields | bytes:
+        queue = self._queue
+        file = await queue.do(queue.store.file, name, self._owner)
+        if method == "GET":
+            return file_fields(file) if verb is None else await queue.do(queue.store.content, file)
+        if verb is not None:
+            raise ApiError("method_not_allowed", f"{self._head.path[:200]} does not take {method}")
+        await queue.do(queue.store.delete_file, file)
+        return {"id": name, "object": "file", "deleted": True}
+
+    async def _create(self) -> Fields:
+        fields, queue = read_object(self._body), self._queue
+        endpoint, name, metadata = fields.get("endpoint"), fields.get("input_file_id"), fields.get("metadata")
+        if endpoint not in ENDPOINTS:
+            raise ApiError("invalid_request", f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+        if fields.get("completion_window") != "24h":
+            raise ApiError("invalid_request", "completion_window must be 24h", param="completion_window")
+        if not isinstance(name, str):
+            raise ApiError("invalid_request", "input_file_id must name a file", param="input_file_id")
+        _check_metadata(metadata)
+        content = await queue.do(queue.store.content, await queue.do(queue.store.file, name, self._owner))
+        lines, faults = await queue.do(read_lines, content, endpoint)
+        batch = self._batch(f"batch_{secrets.token_hex(12)}", self._found["before"] + endpoint, name)
+        batch = batch._replace(metadata=None if metadata is None else orjson.dumps(metadata).decode())
+        if faults:
+            batch, lines = batch._replace(ended_s=queue.now_s, faults=orjson.dumps(faults).decode()), []
+        return batch_fields(*await self._add(batch, lines))
+
+    def _batch(self, name: str, path: str, file: str) -> StoredBatch:
+        now_s = self._queue.now_s
+        return StoredBatch(name, self._owner, self._key, path, file, now_s, now_s + WITHIN_S)
+
+    async def _add(self, batch: StoredBatch, lines: list[AskedLine]) -> tuple[StoredBatch, BatchCounts]:
+        queue = self._queue
+        await queue.do(queue.store.add, batch, lines)
+        queue.added(self._owner, {line.model for line in lines})
+        return await queue.do(queue.store.batch, batch.id, self._owner)
+
+    async def _cancel(self, name: str) -> Fields:
+        queue = self._queue
+        batch, _ = await queue.do(queue.store.batch, name, self._owner)
+        if batch.ended_s is not None:
+            raise ApiError("conflict", "the batch has ended already")
+        await queue.do(queue.store.cancel, batch, queue.under_way, queue.now_s)
+        return batch_fields(*await queue.do(queue.store.batch, name, self._owner))
+
+    async def _run(self) -> Fields:
+        """A batch of Workers AI's: `requests` to begin one, `request_id` to ask for its answers."""
+        fields, queue, model = read_object(self._body), self._queue, self._found["model"]
+        name = fields.get("request_id")
+        if name is None:
+            lines = await queue.do(read_queued, self._body, model)
+            batch = self._batch(secrets.token_hex(16), self._head.path, "")
+            await self._add(batch, lines)
+            return _enveloped({"status": "queued", "request_id": batch.id, "model": model})
+        if not isinstance(name, str):
+            raise ApiError("invalid_request", "request_id must be a text", param="request_id")
+        batch, counts = await queue.do(queue.store.batch, name, self._owner)
+        if counts.waiting:
+            begun = sum(counts) > counts.waiting
+            return _enveloped({"status": "running" if begun else "queued", "request_id": name, "model": model})
+        answers = await queue.do(lambda: list(queue.store.answers(batch)))
+        responses = [queued_response(i, asked, status, answer) for i, (_, asked, status, answer) in enumerate(answers)]
+        return _enveloped({"status": "complete", "request_id": name, "model": model, "responses": responses})
+
+    def _page(self, items: list[Fields]) -> Fields:
+        after, limit = self._query.get("after"), self._query.get("limit", "20")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
+            raise ApiError("invalid_request", "limit must be a number from 1 to 10000", param="limit")
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise ApiError("invalid_request", f"after: there is no {after[:100]!r}", param="after")
+            items = items[ids.index(after) + 1 :]
+        data = items[: min(MOST_LISTED, int(limit))]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > len(data)}
+
+
+def _check_metadata(metadata: object) -> None:
+    if metadata is None:
+        return
+    if (
+        not isinstance(metadata, dict)
+        or len(metadata) > MOST_METADATA
+        or not all(isinstance(value, str) and len(name) <= 64 and len(value) <= 512 for name, value in metadata.items())
+    ):
+        sentence = f"metadata must be up to {MOST_METADATA} texts of 512 characters, with names of 64"
+        raise ApiError("invalid_request", sentence, param="metadata")
+
+
+def _enveloped(result: Fields) -> Fields:
+    return {"result": result, "success": True, "errors": [], "messages": []}
