@@ -85,14 +85,13 @@ class BatchQueue:
                 if time.monotonic() - swept_at >= SWEEP_EVERY_S:
                     swept_at = time.monotonic()
                     await self.do(self.store.sweep, self.under_way, self.now_s)
-                    for owner, model in await self.do(
-                        self.store.waiting
-                    ):  # an earlier router's; and whose client left at once
+                    # An earlier router's, and those whose client left before they had a lane.
+                    for owner, model in await self.do(self.store.waiting):
                         self.added(owner, {model})
+                self._wake.clear()
                 await self._begin_requests()
             except ApiError as error:
                 log.error("%s", error)
-            self._wake.clear()
             try:
                 async with asyncio.timeout(LOOK_EVERY_S if self._lanes else SWEEP_EVERY_S):
                     await self._wake.wait()
