@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
 	@echo "make bench-lossless  bf16 weights in 12 bits beside plain ones, step by step in turns: speed and sizes; on disk"
+	@echo "make bench-kv-types  a KV cache in FP8 beside one in bf16: tokens that fit, errors, the evaluation, decode steps in turns"
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
 	@echo "make bench-step what a step costs beside the model: scheduling, preparation, prefix cache, generation tags"
@@ -90,6 +91,9 @@ bench-engine: $(DEV)
 
 bench-cold: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.cold --peers $(PEERS) --plot docs/cold-start.svg
+
+bench-kv-types: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.kv_types
 
 bench-lossless: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.lossless --sizes engine/embedded/ember

@@ -26,7 +26,7 @@ from engine.embedded.ember.corpus.mixture import conversation
 from engine.embedded.ember.corpus.tools import unseen_tools
 from engine.embedded.ember.generate import Generate
 from engine.in_process_client import InProcessEngineClient
-from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from engine.protocol import Dtype, HostConfig, KvDtype, ModelSpec, SamplingParams, Submit
 
 # Task to the share that must be right; the others are shown for information.
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}
@@ -143,17 +143,17 @@ def show(scores: Sequence[Score], failures: int) -> None:
             print(f"\n{score.task}: {failure.question}\n  answered {failure.answer!r}\n  wanted   {failure.wanted!r}")
 
 
-def engine_generator(folder: Path, chat: Chat) -> Generate:
+def engine_generator(folder: Path, chat: Chat, dtype: Dtype = "auto", kv_dtype: KvDtype = "auto") -> Generate:
     """Answers by the engine that serves the model, all prompts of a task at once."""
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        answers = asyncio.run(_answers(folder, prompts, max_tokens))
+        answers = asyncio.run(_answers(ModelSpec("ember", str(folder), dtype, kv_dtype=kv_dtype), prompts, max_tokens))
         return [answer[:-1] if answer[-1:] == [chat.end] else answer for answer in answers]
 
     return generate
 
 
-async def _answers(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+async def _answers(spec: ModelSpec, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
     config = HostConfig(kv_bytes=KV_BYTES, max_num_batched_tokens=512, max_waiting=len(prompts))
     client = InProcessEngineClient(config)
     greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -164,7 +164,7 @@ async def _answers(folder: Path, prompts: list[list[int]], max_tokens: int) -> l
             return [token_id async for output in outputs for token_id in output.token_ids]
 
     try:
-        await client.load_model(ModelSpec("ember", str(folder)))
+        await client.load_model(spec)
         return await asyncio.gather(*(answer(index) for index in range(len(prompts))))
     finally:
         await client.close()
