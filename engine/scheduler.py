@@ -113,9 +113,12 @@ class Scheduler:
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
             self._admit(plan)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
+        awaits_lender = self.lease is not None and self.lease.num_short > 0
+        if plan.is_empty and not awaits_lender:  # those whose turn it was lack blocks that older ones hold, which go on
+            self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
         if plan.is_empty and self.has_work:
-            awaits = self.waiting.awaiting or (self.lease is not None and self.lease.num_short > 0)
+            awaits = self.waiting.awaiting or awaits_lender
             awaits_results = any(s.num_completed_tokens < s.num_computed_tokens for s in self.running)
             assert awaits or awaits_results, "sequences wait and none of them can be scheduled"
         return plan.chunks

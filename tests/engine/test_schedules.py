@@ -95,6 +95,12 @@ def test_every_sequence_ends_rightly_through_twenty_thousand_schedules(shape: Sh
     play_and_check(shape, plan)
 
 
+def test_a_more_urgent_prompt_that_lacks_a_block_lets_the_older_one_that_holds_it_go_on() -> None:
+    older = Arrival(10, 8, 1, 9, b"", None, 0, priority=5, prompt_logprobs=True)
+    urgent = Arrival(15, 17, 1, 9, b"", None, 0, priority=-1)
+    play_and_check(Shape(11, 1, max_num_batched_tokens=1, max_num_seqs=2, depth=1, windows=(3, 12)), [older, urgent])
+
+
 def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     engine, runner = make_engine(shape)
     heard = play(engine, plan)
