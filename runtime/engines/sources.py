@@ -11,7 +11,6 @@ from engine.errors import CheckpointError
 from engine.gguf import directory as gguf
 from runtime.fetching.errors import FetchError, Progress
 from runtime.fetching.hub import downloaded
-from runtime.fetching.store import store
 
 EMBEDDED = Path(engine.__file__).parent / "embedded"
 PREFIX = "embedded:"
@@ -80,6 +79,8 @@ async def _fetched(source: str, on_progress: Progress | None) -> Path:
 
 
 def _of_gguf(path: Path) -> Path:
+    from runtime.fetching.store import store
+
     try:
         return gguf.directory_of(path, store() / "gguf")
     except (CheckpointError, OSError) as error:
