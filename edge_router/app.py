@@ -66,13 +66,18 @@ class RouterApp(Starlette):
             app = self.tunnels
         elif scope["type"] == "http" and RESPONSES in scope["path"] and scope["path"].startswith(FORWARDED[:3]):
             app = self.responses
-        elif scope["type"] == "http" and is_for_batches(scope["path"], scope.get("query_string", b"")):
+        elif scope["type"] == "http" and _is_for_batches(scope["path"], scope.get("query_string", b"")):
             app = self.batches
         elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
             app = self.proxy
         elif scope["type"] == "http" and scope["path"].startswith(PATH):
             app = self.streams
         await app(scope, receive, send)
+
+
+def _is_for_batches(path: str, query: bytes) -> bool:
+    may_be = b"queueRequest" in query or "/v1/files" in path or "/v1/batches" in path  # which few are
+    return may_be and is_for_batches(path, query)
 
 
 def build_app(

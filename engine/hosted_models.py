@@ -12,7 +12,7 @@ from engine.step_frames import StepFrames
 from engine.transport import HostTransport
 
 if TYPE_CHECKING:
-    from engine.loading import LoadedModel
+    from engine.loaded_model import LoadedModel
 
 
 class HostedModels:

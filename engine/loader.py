@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.kv.shared_tiers import SharedTiers
     from engine.kv_memory import KvMemory
-    from engine.loading import LoadedModel
+    from engine.loaded_model import LoadedModel
 
     LoadResult = LoadProgress | LoadedModel | ModelFailed
 

@@ -22,14 +22,7 @@ from engine.constraints import Grammars
 from engine.description.decoder_config import architecture
 from engine.description.image_sizes import ImageSizes, read_image_sizes
 from engine.description.registry import ArchitectureConfig
-from engine.draft_loading import (
-    DraftTarget,
-    LoadedDrafts,
-    PlannedDrafts,
-    PlannedMtp,
-    identity_of,
-    plan_drafts,
-)
+from engine.draft_loading import DraftTarget, LoadedDrafts, PlannedDrafts, PlannedMtp, identity_of, plan_drafts
 from engine.drafting.registry import DraftWords
 from engine.dry_run import DryRun
 from engine.engine import Engine
@@ -39,11 +32,12 @@ from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.groups import Windows
 from engine.kv.layout import CacheLayout, in_fp8
-from engine.kv.lease import Lease, Reservation
+from engine.kv.lease import Lease
+from engine.kv.place import find_place, num_reserved_blocks
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
-from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.kv_memory import KvMemory
+from engine.loaded_model import LoadedModel, start_moving
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers
 from engine.models.registry import Family, Model, find_family
@@ -63,7 +57,6 @@ from engine.weights.formats.registry import read_format
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
-from engine.weights.relocation import HugePages, Relocation
 from engine.weights.shard import WHOLE, Shard, Stage
 from engine.weights.source import WeightSource
 from engine.weights.storage import MetaStorage
@@ -74,28 +67,6 @@ if TYPE_CHECKING:
 
 _WARM_UP_TOKENS = 8
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class LoadedModel(NamedTuple):
-    spec: ModelSpec
-    engine: Engine
-    place: Lease | Reservation | None  # None: an encoder, which caches nothing
-    under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
-    group: "RankGroup | None" = None  # whose other ranks have parts of it
-
-    def has_whole_cache(self) -> bool:
-        """Whether every slab of its cache is its own: other models have left those it reserved."""
-        return not isinstance(self.place, Reservation) or self.place.is_complete()
-
-    def close(self) -> None:
-        """End a model that is no longer used: its part of the arena may be borrowed again."""
-        if self.under_weights is not None:
-            self.under_weights.close()
-        self.engine.close()
-        if self.group is not None:
-            self.group.drop(self.spec.name)
-        if self.place is not None:
-            self.place.close()
 
 
 @torch.inference_mode()
@@ -209,12 +180,12 @@ class ModelLoading(NamedTuple):
         dtype = self._dtype()
         self.phases.end("fingerprint")
         layout = self.layout()
-        place = self._find_place(layout, memory.slabs)
+        place = find_place(spec, layout, memory.slabs, arena.total_bytes)
         try:
             if isinstance(place, Lease):
                 num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
             else:
-                num_blocks = num_seen = self._num_reserved(layout)
+                num_blocks = num_seen = num_reserved_blocks(spec, layout)
                 first_slab = place.slabs.start
             limits = self._limits(block_size, layout.windows)
             context_length = limits.groups.longest_context(num_blocks, self._longest())
@@ -258,10 +229,8 @@ class ModelLoading(NamedTuple):
             if group is not None:  # of which a block has all ranks' parts, one behind another
                 arranged += f":{group.size}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
-            copier = _copier(own, spec.name, group)
-            kept = (
-                tiers.cache_for(identity, copier, layout.block_bytes * (group.size if group else 1)) if tiers else None
-            )
+            copier, block_bytes = _copier(own, spec.name, group), layout.block_bytes * (group.size if group else 1)
+            kept = tiers.cache_for(identity, copier, block_bytes) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
             drafter = drafts and drafts.drafter(layout, own.kv_cache)
@@ -312,9 +281,8 @@ class ModelLoading(NamedTuple):
         self.phases.end("fingerprint")
         context_length, num_texts = self._longest(), self.host.max_num_seqs
         layout = CacheLayout((), context_length, dtype)
-        loaded = self._replace(links=None).load(
-            context_length, dtype, layout
-        )  # the first of several ranks computes it alone
+        first = self._replace(links=None)  # of several ranks: it computes the model alone
+        loaded = first.load(context_length, dtype, layout)
         runner = self._runner(loaded.model, layout, layout.new_blocks(num_texts, device))
         if self._needs_warm_up(loaded):
             runner.warm_up(self._warm_up_prompt(context_length))
@@ -422,29 +390,6 @@ class ModelLoading(NamedTuple):
         device = self.arena.device
         return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else _DTYPES[wanted])
 
-    def _find_place(self, layout: CacheLayout, slabs: SlabAllocator) -> Lease | Reservation:
-        spec = self.spec
-        try:
-            if spec.kv_tokens is None:
-                return slabs.open(spec.name, layout.block_bytes)
-            wanted = self._num_reserved(layout) * layout.block_bytes
-            available = slabs.largest_run * slabs.slab_bytes
-            if not 0 < wanted <= available:
-                raise CheckpointError(
-                    f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
-                    f"the arena can give {available} in one piece, and {layout.description}: lower kv_tokens or raise kv_gib"
-                )
-            return slabs.reserve(spec.name, -(-wanted // slabs.slab_bytes))
-        except NoSlabsError as error:
-            raise CheckpointError(
-                f"the KV arena of {self.arena.total_bytes} bytes has no room for {spec.name}: {error}; {layout.description}; "
-                "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
-            ) from error
-
-    def _num_reserved(self, layout: CacheLayout) -> int:
-        """Return the blocks for `kv_tokens`, be they of one sequence or of many that are shorter than any window."""
-        return len(layout.groups) * -(-(self.spec.kv_tokens or 0) // layout.block_size)
-
     def _needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
         """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
         the model computes numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at
@@ -490,12 +435,6 @@ class ModelLoading(NamedTuple):
             host.stages,
             whole_prompts,
         )
-
-
-def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
-    if loaded.pending is not None:
-        return Relocation(loaded.pending, runner.replace_model)
-    return HugePages.start(loaded.memory)
 
 
 def _copier(runner: ModelRunner, model: str, group: "RankGroup | None") -> BlockCopier:

@@ -36,7 +36,7 @@ def is_for_batches(path: str, query: bytes) -> bool:
     """Tell whether a request is for batches, and not for a site."""
     if b"queueRequest" in query and _RUN.match(path) is not None:
         return parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"
-    return ("/v1/files" in path or "/v1/batches" in path) and _PATH.match(path) is not None
+    return _PATH.match(path) is not None
 
 
 class BatchRoutes:

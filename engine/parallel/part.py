@@ -11,7 +11,8 @@ from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
 from engine.kv_memory import make_arena
-from engine.loading import ModelLoading, opened_source, start_moving
+from engine.loaded_model import start_moving
+from engine.loading import ModelLoading, opened_source
 from engine.models.registry import Model
 from engine.parallel.channel import RankChannel
 from engine.parallel.communicator import LOCALHOST, RankLinks, link

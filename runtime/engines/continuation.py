@@ -174,7 +174,8 @@ class ContinuedSequence:
             submit = await self._begin_prefill(placement.prefill, submit, placement.within_s)
         self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
         self._scope.enter_context(replica.host.progress.expected())
-        self._outputs = await self._scope.enter_async_context(self._site.images.generate(client, submit))
+        opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
+        self._outputs = await self._scope.enter_async_context(opened)
 
     async def _begin_prefill(self, replica: Replica, submit: Submit, within_s: float) -> Submit:
         """Let another host compute the prompt, and return the sequence that fetches it from there; the sequence as it is where that host has just

@@ -23,10 +23,10 @@ class SentImages:
 
     @asynccontextmanager
     async def generate(self, client: EngineClient, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
-        """Open a sequence's scope at a host, as the client's own `generate` does."""
+        """Open the scope of a sequence with images at a host, as the client's own `generate` does."""
         async with AsyncExitStack() as scope:
             outputs = await scope.enter_async_context(client.generate(self._by_digests(client, submit)))
-            yield self._outputs(client, submit, outputs, scope) if submit.images else outputs
+            yield self._outputs(client, submit, outputs, scope)
 
     async def _outputs(
         self, client: EngineClient, submit: Submit, outputs: AsyncIterator[TokenOutput], scope: AsyncExitStack
@@ -45,8 +45,6 @@ class SentImages:
 
     def _by_digests(self, client: EngineClient, submit: Submit) -> Submit:
         """Return the sequence without the files that the host has, and note those that it gets."""
-        if not submit.images:
-            return submit
         sent = self._sent.setdefault(client, OrderedDict())
         images = tuple(replace(image, data=b"") if image.digest in sent else image for image in submit.images)
         for image in submit.images:

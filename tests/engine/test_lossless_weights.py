@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loading import LoadedModel, load_model
+from engine.loaded_model import LoadedModel
+from engine.loading import load_model
 from engine.protocol import Lossless, ModelSpec
 from engine.weights import load as weight_load
 from engine.weights import lossless, relocation
@@ -42,7 +43,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
     monkeypatch.setattr(lossless, "_WORTH", 100.0)
-    monkeypatch.setattr("engine.loading.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
+    monkeypatch.setattr("engine.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
 
 
 @pytest.fixture

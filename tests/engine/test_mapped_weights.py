@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from engine.engine import Engine
 from engine.errors import CheckpointError
 from engine.kv_memory import KvMemory, make_kv_memory
+from engine.loaded_model import LoadedModel
 from engine.loader import ModelLoader
-from engine.loading import LoadedModel, load_model
+from engine.loading import load_model
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.bundle import lay_out
 from engine.weights.bundle_file import BundleFile, drop_removed_maps, new_bundle

@@ -11,7 +11,8 @@ from engine.engine import Engine
 from engine.errors import CheckpointError
 from engine.kv.shared_tiers import open_tiers
 from engine.kv_memory import KvMemory, make_kv_memory
-from engine.loading import LoadedModel, load_model
+from engine.loaded_model import LoadedModel
+from engine.loading import load_model
 from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
 from engine.weights.load import WeightLoad

@@ -1,0 +1,33 @@
+"""Where a model's KV blocks lie: a part of the arena that is its own, or one that models lend each other."""
+
+from engine.errors import CheckpointError
+from engine.kv.layout import CacheLayout
+from engine.kv.lease import Lease, Reservation
+from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
+from engine.protocol import ModelSpec
+
+
+def find_place(spec: ModelSpec, layout: CacheLayout, slabs: SlabAllocator, arena_bytes: int) -> Lease | Reservation:
+    """Return the model's place in the arena. `arena_bytes`: of the whole, for the sentence that refuses. Raises
+    CheckpointError where there is no room."""
+    try:
+        if spec.kv_tokens is None:
+            return slabs.open(spec.name, layout.block_bytes)
+        wanted = num_reserved_blocks(spec, layout) * layout.block_bytes
+        available = slabs.largest_run * slabs.slab_bytes
+        if not 0 < wanted <= available:
+            raise CheckpointError(
+                f"{spec.name} asks for {spec.kv_tokens} tokens of KV cache, {wanted} bytes; "
+                f"the arena can give {available} in one piece, and {layout.description}: lower kv_tokens or raise kv_gib"
+            )
+        return slabs.reserve(spec.name, -(-wanted // slabs.slab_bytes))
+    except NoSlabsError as error:
+        raise CheckpointError(
+            f"the KV arena of {arena_bytes} bytes has no room for {spec.name}: {error}; {layout.description}; "
+            "give the host more KV memory (kv_gib), lower block_size, or change what models have of their own (kv_tokens)"
+        ) from error
+
+
+def num_reserved_blocks(spec: ModelSpec, layout: CacheLayout) -> int:
+    """Return the blocks for `kv_tokens`, be they of one sequence or of many that are shorter than any window."""
+    return len(layout.groups) * -(-(spec.kv_tokens or 0) // layout.block_size)

@@ -1,0 +1,42 @@
+"""A model that is loaded: its engine, its place in the arena, and what still happens to the memory of its weights."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.engine import Engine
+from engine.kv.lease import Lease, Reservation
+from engine.models.registry import Model
+from engine.protocol import ModelSpec
+from engine.runner import ModelRunner
+from engine.weights.load import FilledModel
+from engine.weights.relocation import HugePages, Relocation
+
+if TYPE_CHECKING:
+    from engine.parallel.ranks import RankGroup
+
+
+class LoadedModel(NamedTuple):
+    spec: ModelSpec
+    engine: Engine
+    place: Lease | Reservation | None  # None: an encoder, which caches nothing
+    under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
+    group: "RankGroup | None" = None  # whose other ranks have parts of it
+
+    def has_whole_cache(self) -> bool:
+        """Whether every slab of its cache is its own: other models have left those it reserved."""
+        return not isinstance(self.place, Reservation) or self.place.is_complete()
+
+    def close(self) -> None:
+        """End a model that is no longer used: its part of the arena may be borrowed again."""
+        if self.under_weights is not None:
+            self.under_weights.close()
+        self.engine.close()
+        if self.group is not None:
+            self.group.drop(self.spec.name)
+        if self.place is not None:
+            self.place.close()
+
+
+def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+    if loaded.pending is not None:
+        return Relocation(loaded.pending, runner.replace_model)
+    return HugePages.start(loaded.memory)
