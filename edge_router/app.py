@@ -27,6 +27,7 @@ from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
 from edge_router.ledger.quotas import DailyQuotas
 from edge_router.metrics import RouterMetrics
+from edge_router.objectives import Objectives
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import Proxy
@@ -104,6 +105,8 @@ def build_app(
         body_timeout_s=network.door.body_timeout_s,
     )
     batches = batches_of(network, proxy)
+    if (objectives := objectives_of(network)) is not None:
+        metrics.judge(objectives)
     clocks = SiteClocks([*backends])
     tunnels = Tunnels(proxy)
     place, pages = router_place(network), Sessions(admission.access, secret or "")
@@ -130,6 +133,8 @@ def build_app(
                 tasks.append(asyncio.create_task(places.database.watch()))
             if accounting.ledger is not None:
                 tasks.append(asyncio.create_task(accounting.ledger.run()))
+            if objectives is not None:
+                tasks.append(asyncio.create_task(objectives.run()))
             if batches is not None:
                 batches.start()
             proxy.upstream, proxy.selector.hints = upstream, hints
@@ -148,6 +153,8 @@ def build_app(
                 await asyncio.gather(*tasks, return_exceptions=True)
                 if accounting.ledger is not None:
                     await accounting.ledger.close()
+                if objectives is not None:
+                    await objectives.close()
 
     app = RouterApp(
         routes=[*own.routes(), *page.routes(), *usage.routes(), *deployments.routes()],
@@ -184,6 +191,18 @@ def batches_of(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
         return BatchQueue(path, proxy, proxy.admission.access)
     except (sqlite3.Error, OSError) as error:
         raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
+
+
+def objectives_of(network: NetworkConfig) -> Objectives | None:
+    """Return the counts beside the ledger, or in memory where it has no place. Raises ConfigError for a file that cannot be opened."""
+    if not network.objectives:
+        return None
+    folder = network.ledger.directory
+    path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
+    try:
+        return Objectives(network.objectives, path)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None
 
 
 def access_of(network: NetworkConfig) -> Access:

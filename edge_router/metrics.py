@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from edge_router.backend import Backend
+from edge_router.objectives import Objectives
 from edge_router.policy import Preference
 from page.counters import times_of, totals_by
 from page.source import Decision, Move, TimeHistogram
@@ -100,6 +101,7 @@ class RouterMetrics:
             "pilotlight_router_continuation_delay_seconds", "From the last event of the site that was lost to the next one's first.",
             buckets=CONTINUATION_BUCKETS_S, registry=registry,
         )  # fmt: skip
+        self.objectives: Objectives | None = None  # where there are any
 
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self.predictions: deque[Decision] = deque(maxlen=RECENT)
@@ -107,6 +109,11 @@ class RouterMetrics:
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
+
+    def judge(self, objectives: Objectives) -> None:
+        """Publish how objectives stand."""
+        self.objectives = objectives
+        self.registry.register(objectives)
 
     def ended(self, site: str, outcome: str) -> None:
         self._requests.by[site, outcome] += 1

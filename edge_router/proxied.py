@@ -123,12 +123,20 @@ class ProxiedRequest:
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self.whole = UsedTokens()  # of an answer in one piece
         self.is_complete = False  # its client was sent the end
+        self.site = ""  # that answered last
+        self.status = 0  # of its answer
+        self.first_token_s: float | None = None  # of a stream, from the request's arrival
         self._config = config
 
     def answered_whole(self, tokens: UsedTokens) -> None:
         self.whole = tokens
         if self.log.meter is not None:
             self.log.meter.count(tokens)
+
+    def answered_by(self, site: str, status: int, *, is_stream: bool, elapsed_s: float) -> None:
+        self.site, self.status = site, status
+        if is_stream and self.first_token_s is None:
+            self.first_token_s = elapsed_s
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
         """Return what the next site gets. A new request may be declined a few times; then the next site takes it, as it takes what is continued."""

@@ -7,6 +7,7 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -18,7 +19,7 @@ from edge_router.admission import AdmissionFilter, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
-from edge_router.ledger.accounting import Accounting
+from edge_router.ledger.accounting import Accounting, Charge
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
 from edge_router.proxied import ProxiedRequest
@@ -129,11 +130,12 @@ class Proxy:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        charge = self.accounting.begin(request, self.selector.own_name)
-        proxied.log.meter = None if charge is None else charge.meter
-        limits.charge(head, request.conversation.tokens)
-        self.under_way.add(proxied)
+        charge: Charge | None = None
         try:
+            charge = self.accounting.begin(request, self.selector.own_name)
+            proxied.log.meter = None if charge is None else charge.meter
+            limits.charge(head, request.conversation.tokens)
+            self.under_way.add(proxied)
             await self.try_sites(client, proxied, partial(self.relay, client))
         finally:
             self.under_way.discard(proxied)
@@ -141,6 +143,9 @@ class Proxy:
             limits.charge(head, proxied.delivered_tokens)
             took_s = self._clock() - proxied.started_at
             self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+            objectives = self.metrics.objectives
+            if objectives is not None and request.model is not None and not head.is_for_batch:
+                objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()
@@ -189,6 +194,7 @@ class Proxy:
         selector, site = self.selector, preference.backend.name
         tries = len(proxied.tries.failures) + 1
         headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, preference.explained(tries))]
+        proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
         if (meter := proxied.log.meter) is not None:
             meter.answered_by(site)
         # Behind what is written in this step: a server writes when its loop has come round.

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from dialects.openapi import document, page
 from edge_router.client_places import ClientPlaces
+from edge_router.objectives import told
 from edge_router.proxy import Proxy
 from edge_router.request import Head, RequestParser, aside_if_large, request_id_of
 from page.sessions import Sessions
@@ -43,6 +44,7 @@ class OwnRoutes:
             Route("/docs", self.docs),
             Route("/metrics", self._for("metrics", self.metrics)),
             Route("/status", self._for("metrics", self.status)),
+            Route("/slo", self._for("metrics", self.slo)),
             Route("/debug/route", self._for("admin", self.debug_route), methods=["GET", "POST"]),
         ]
 
@@ -94,6 +96,14 @@ class OwnRoutes:
         process = ProcessStatus("router", os.getpid(), url=str(request.base_url).rstrip("/"))
         views = tuple(backend.published_view() for backend in self._backends.values())
         return Response(encode_status(RouterStatus(own_version(), self._place, process, views)), media_type=JSON)
+
+    async def slo(self, request: Request) -> Response:
+        """How each of the file's objectives stands."""
+        objectives = self._proxy.metrics.objectives
+        if objectives is None:
+            sentence = "this router has no objectives: [[objectives]] of its file says what requests are promised"
+            return refusal(ApiError("not_found", sentence), request.url.path)
+        return _json(told(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
         """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is

@@ -233,6 +233,26 @@ class PriceConfig(Table, frozen=True, kw_only=True):
     )
 
 
+Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
+
+
+class ObjectiveConfig(Table, frozen=True, kw_only=True):
+    """What requests for models are promised over 30 days. A request counts for the first objective that fits its model."""
+
+    model: Annotated[str, Meta(min_length=1, description="a name, with *")]
+    answered: Annotated[Share | None, Meta(description="share of requests that do not fail, as 0.999")] = None
+    first_token: Annotated[
+        Share | None, Meta(description="share of streams whose first token comes within first_token_ms")
+    ] = None
+    first_token_ms: Annotated[Positive | None, Meta(description="from the request's arrival at the router")] = None
+
+    def agree(self) -> None:
+        if (self.first_token is None) != (self.first_token_ms is None):
+            raise ValueError("first_token and first_token_ms belong together: set both or neither")
+        if self.answered is None and self.first_token is None:
+            raise ValueError("an objective needs answered, or first_token with first_token_ms")
+
+
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file: where it listens, where it stands and which sites it may choose from."""
 
@@ -246,6 +266,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     ledger: LedgerConfig = LedgerConfig()
     prices: tuple[PriceConfig, ...] = ()
     models: tuple[NetworkModelConfig, ...] = ()
+    objectives: tuple[ObjectiveConfig, ...] = ()
     place: PlaceConfig
     sites: Annotated[tuple[SiteRef, ...], Meta(min_length=1)]
     health: HealthConfig = HealthConfig()
@@ -253,6 +274,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
+        refuse_twice([objective.model for objective in self.objectives], "objective's model")
         check_accounts([account.name for account in self.accounts], self.keys)
         for account in self.accounts:
             if account.data is not None:

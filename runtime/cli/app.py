@@ -430,6 +430,14 @@ def usage(
 
 
 @app.command(rich_help_panel=OPERATIONS)
+def slo(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
+    """Say how a router's objectives stand: burn rates, and what is left of the error budget."""
+    from runtime.cli.slo import print_slo
+
+    print_slo(Api(url, timeout_s=10.0), as_json)
+
+
+@app.command(rich_help_panel=OPERATIONS)
 def status(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """List every process: role, site, pid and URL."""
     from runtime.cli.status import print_status

@@ -25,6 +25,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/docs"): PUBLIC,
     ("GET", "/metrics"): "metrics",
     ("GET", "/status"): "metrics",
+    ("GET", "/slo"): "metrics",
     ("GET", "/debug/route"): "admin",
     ("POST", "/debug/route"): "admin",
     ("GET", "/"): PUBLIC,

@@ -1,0 +1,33 @@
+"""`pilotlight slo`: how objectives stand, for people and for programs."""
+
+import json
+
+import pytest
+
+from runtime.cli.api import Api
+from runtime.cli.slo import print_slo
+
+RATES = {"1h": None, "6h": 1.0, "3d": 14.4}
+STATE = {"model": "[bold]m", "requests": 12_345, "bad": 7, "burn_rate": RATES, "budget_left": -0.25}
+TOLD = {
+    "period_days": 30,
+    "objectives": [
+        {**STATE, "site": "*", "objective": "answered", "target": 0.9995, "within_ms": None},
+        {**STATE, "site": "", "objective": "first_token", "target": 0.95, "within_ms": 500.0},
+    ],
+}
+
+
+def test_objectives_are_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(Api, "get_json", lambda self, path: asked.append(path) or TOLD)
+    api = Api("http://127.0.0.1:1")
+    print_slo(api, as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    numbers = ["12,345", "7", "-", "1.00", "14.40", "-25.0%"]
+    assert lines[1] == ["[bold]m", "*", "99.95%", "answered", *numbers]
+    assert lines[2] == ["[bold]m", "-", "95%", "first", "token", "<", "500", "ms", *numbers]
+    print_slo(api, as_json=True)
+    assert json.loads(capsys.readouterr().out) == TOLD
+    assert asked == ["/slo", "/slo"]
