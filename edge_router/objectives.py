@@ -45,7 +45,7 @@ _SUMS = "SELECT model, site, SUM(answers), SUM(failed), SUM(streams), SUM(late) 
 log = logging.getLogger(__name__)
 
 
-class Served(NamedTuple):
+class JudgedRequests(NamedTuple):
     """Numbers of requests. `late`: of streams."""
 
     answers: int = 0  # and failures
@@ -53,8 +53,8 @@ class Served(NamedTuple):
     streams: int = 0
     late: int = 0
 
-    def plus(self, other: "Served") -> "Served":
-        return Served(*(one + more for one, more in zip(self, other, strict=True)))
+    def plus(self, other: "JudgedRequests") -> "JudgedRequests":
+        return JudgedRequests(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 class ObjectiveState(NamedTuple):
@@ -80,7 +80,7 @@ class Objectives:
         """`path`: None where counts end with the router. `clock`: seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock
-        self._unwritten: defaultdict[tuple[int, str, str], Served] = defaultdict(Served)
+        self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)
         self._states: list[ObjectiveState] = []  # when last written
         self._fault: str | None = None
         self._thread = ThreadPoolExecutor(1, "objectives")
@@ -109,7 +109,7 @@ class Objectives:
         is_late = is_stream and (took_s if first_s is None else first_s) > limit_s
         site = proxied.recovery.lost_site if has_failed and proxied.recovery.lost_site else proxied.site
         key = self._bucket(0), config.model, site
-        self._unwritten[key] = self._unwritten[key].plus(Served(1, has_failed, is_stream, is_late))
+        self._unwritten[key] = self._unwritten[key].plus(JudgedRequests(1, has_failed, is_stream, is_late))
 
     async def run(self) -> None:
         while True:
@@ -118,7 +118,7 @@ class Objectives:
 
     async def states(self) -> list[ObjectiveState]:
         """Write what was counted, and return each objective for all sites and for each."""
-        counts, self._unwritten = self._unwritten, defaultdict(Served)
+        counts, self._unwritten = self._unwritten, defaultdict(JudgedRequests)
         try:
             loop = asyncio.get_running_loop()
             self._states = await loop.run_in_executor(self._thread, self._write_and_read, counts)
@@ -154,21 +154,21 @@ class Objectives:
     def _bucket(self, ago_s: float) -> int:
         return int(self._clock() - ago_s) // BUCKET_S
 
-    def _write_and_read(self, counts: dict[tuple[int, str, str], Served]) -> list[ObjectiveState]:
+    def _write_and_read(self, counts: dict[tuple[int, str, str], JudgedRequests]) -> list[ObjectiveState]:
         with self._connection:
             self._connection.executemany(_ADD, [(*key, *served) for key, served in counts.items()])
         windows = {name: self._since(seconds) for name, seconds in WINDOWS.items()}
         return list(_states(self._configs, self._since(PERIOD_DAYS * DAY_S), windows))
 
-    def _since(self, seconds: int) -> dict[tuple[str, str], Served]:
-        found: defaultdict[tuple[str, str], Served] = defaultdict(Served)
+    def _since(self, seconds: int) -> dict[tuple[str, str], JudgedRequests]:
+        found: defaultdict[tuple[str, str], JudgedRequests] = defaultdict(JudgedRequests)
         for model, site, *numbers in self._connection.execute(_SUMS, (self._bucket(seconds),)):
             for each in (site, ALL_SITES):
-                found[model, each] = found[model, each].plus(Served(*numbers))
+                found[model, each] = found[model, each].plus(JudgedRequests(*numbers))
         return found
 
 
-Sums = dict[tuple[str, str], Served]  # by objective's model and site
+Sums = dict[tuple[str, str], JudgedRequests]  # by objective's model and site
 
 
 def _states(configs: Sequence[ObjectiveConfig], period: Sums, windows: dict[str, Sums]) -> Iterator[ObjectiveState]:
@@ -192,7 +192,7 @@ def _states(configs: Sequence[ObjectiveConfig], period: Sums, windows: dict[str,
 
 def _judged(sums: Sums, model: str, site: str, objective: str) -> tuple[int, int]:
     """Return how many requests an objective judges, and how many of them were bad."""
-    served = sums.get((model, site), Served())
+    served = sums.get((model, site), JudgedRequests())
     return (served.answers, served.failed) if objective == "answered" else (served.streams, served.late)
 
 

@@ -237,7 +237,7 @@ Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 
 
 class ObjectiveConfig(Table, frozen=True, kw_only=True):
-    """What requests for models are promised over 30 days. A request counts for the first objective that fits its model."""
+    """A promise for requests of models over 30 days. A request counts for the first objective that fits its model."""
 
     model: Annotated[str, Meta(min_length=1, description="a name, with *")]
     answered: Annotated[Share | None, Meta(description="share of requests that do not fail, as 0.999")] = None
