@@ -1,4 +1,4 @@
-// Matrix products of dozens to thousands of rows, as batches and prompts bring them, with a large matrix as checkpoints keep it:
+// Matrix products of several to thousands of rows, as batches and prompts bring them, with a large matrix as checkpoints keep it:
 // y[m][n] = x[m] . w[n] + bias[n].
 //
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
@@ -13,6 +13,8 @@
 // Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
 #define VECTORS (LANES == 8 ? 2 : 4)
 #define SUMS (LANES == 16 ? 24 : LANES == 8 ? 12 : 16)
+// Rows of w in a tile: 24 that lie whole pages apart, as 4,096 columns have them, do not fit the 12 ways of a first-level cache.
+#define TILE_ROWS(vectors) (SUMS / ((vectors) == 1 && SUMS == 24 ? 2 : (vectors)))
 #define PANEL (VECTORS * LANES)  // rows of x that meet a unit before the next ones do
 #define UNIT 48                  // rows of w that a thread takes, half of them gates and half ups where these belong together
 // Columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB, stays in the second-level cache while
@@ -80,8 +82,8 @@ INLINE void tiles_of(const int vectors, const int decodes, const packed *x, cons
         const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : n + 2 * size <= w_rows ? w + (n + size) * w_stride : ahead.rows; \
         tile(vectors, size, decodes, x, w + n * w_stride, w_stride, depth, next, ahead.stride, goes_on, decoder, sums + n * vectors * LANES); \
     }
-    TILES(SUMS / vectors)
-    TILES(SUMS / vectors / 2)
+    TILES(TILE_ROWS(vectors))
+    TILES(TILE_ROWS(vectors) / 2)
     TILES(1)
 #undef TILES
 }
@@ -168,7 +170,7 @@ static void multiply_unit(const void *given, long unit) {
             for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, decoded[0] + (part * per_unit + n) * DECODED);
             if (begin + per_unit < a->outputs) fetch_coded_rows(&a->coded, row + per_unit, per_unit);
         }
-        begin_decoding(&decoder, SUMS / first_vector(a, 1));
+        begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
     }
     for (long column = 0; column < a->columns; column += CHAIN)
         for (long panel = 0; panel < a->panels; panel++)

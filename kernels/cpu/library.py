@@ -19,10 +19,11 @@ from kernels.cpu.functions import Function
 log = logging.getLogger(__name__)
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, two threads, GFLOP/s of both: in bf16 635
-# and 660 at 24 rows, 660 and 875 at 32, 670 and 920 at 48 (of 967 that the machine can do, and torch's 300 to 510); in fp32 on a busy machine 106 and
-# 114 at 20, 104 and 169 at 24.
-FEW_ROWS = {torch.float32: 23, torch.bfloat16: 24}
+# Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, bf16, 4,864 x 896 from memory, us of both
+# on one thread: 419 and 361 at 6 rows, 706 and 360 at 8, 673 and 362 at 16, 897 and 625 at 24; on two, the first is faster below 6. In fp32 on a busy
+# machine, GFLOP/s: 106 and 114 at 20, 104 and 169 at 24.
+FEW_ROWS = {torch.float32: 23, torch.bfloat16: 6}
+FEW_ROWS_IF_SLOW = {torch.float32: 23, torch.bfloat16: 24}  # without an instruction for the products of a type
 
 
 class SamplingFunctions(NamedTuple):
@@ -58,8 +59,9 @@ class Library:
         self.coded_linear = _by_type(opened, "coded_linear")
         self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
+        self.few_rows = {t: (FEW_ROWS_IF_SLOW if t in self.slow else FEW_ROWS)[t] for t in _ENDINGS}
         # rows of a product; those of more are torch's
-        self.most_rows = {dtype: FEW_ROWS[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
+        self.most_rows = {dtype: self.few_rows[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
         self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
@@ -94,7 +96,7 @@ class Library:
         )
 
     def function_of(self, rows: int, dtype: torch.dtype) -> Function:
-        return self.linear[dtype] if rows <= FEW_ROWS[dtype] else self.gemm[dtype]
+        return self.linear[dtype] if rows <= self.few_rows[dtype] else self.gemm[dtype]
 
 
 loaded: Library | None = None  # read at every call: it may appear while a model is already serving

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, get_num_threads
 
-from kernels.cpu.library import FEW_ROWS, Library
+from kernels.cpu.library import Library
 
 if TYPE_CHECKING:
     from kernels.lossless import LosslessWeight
@@ -43,7 +43,7 @@ def linear(
         return None
     outputs = weight_rows >> 1 if activation else weight_rows
     y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
-    by_type = library.lossless_linear if rows <= FEW_ROWS[dtype] else library.lossless_gemm
+    by_type = library.lossless_linear if rows <= library.few_rows[dtype] else library.lossless_gemm
     by_type[dtype](
         p_x, *_addresses(weight), p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output,
         get_num_threads(),
