@@ -44,7 +44,7 @@ from kernels.cpu.transcript import NativeCall, transcribe
 
 log = logging.getLogger(__name__)
 
-ROWS = 16  # tokens at once: for more, other functions would be called
+ROWS = 16  # tokens at once
 MOST_TOKENS = 4096  # of one sequence: for so many positions the rotary tables are kept
 _FIRST_AFTER_S = 0.5  # the request that woke the model comes first
 _LIBRARY_WITHIN_S = 60.0
@@ -163,9 +163,10 @@ class _Transcription:
         self._weights_at = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
 
     def _steps(self, calls: Sequence[NativeCall]) -> tuple[Step, ...]:
+        """Return the calls by names. Products are those of few rows, which take the same arguments: a program's steps have one row or few."""
         steps = tuple(
             Step(
-                call.function,
+                call.function.replace("gemm", "linear"),
                 tuple(
                     self._find(int(argument)) if letter == "p" and argument else argument
                     for argument, letter in zip(call.arguments, functions.arguments_of(call.function), strict=True)

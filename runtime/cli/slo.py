@@ -15,6 +15,9 @@ def print_slo(api: Api, as_json: bool) -> None:
         print(json.dumps(answer, indent=2))
         return
     states = answer["objectives"]
+    if not states:
+        print("The router has no objectives, or could not keep their counts: [[objectives]] of its file, and its log.")
+        return
     windows = list(states[0]["burn_rate"])
     table = Table("model", "site", "objective", box=None, header_style="bold")
     for name in ("requests", "bad", *(f"burn {window}" for window in windows), "budget left"):
