@@ -69,12 +69,23 @@ class Ledger:
         return len(self._ended)
 
     def used_since(self, from_s: float) -> list[dict[str, Any]]:
-        """Return each account's sums since a time, as they are at a router's start; none where the store cannot be read."""
+        """Return sums of accounts since a time, as they are at a router's start, and each record that waits to be written: an account may come
+        several times. Without the sums where the store cannot be read."""
+        waiting = [self._priced(record) for _, record in self._ended if record.ended_s >= from_s]
+        rows: list[dict[str, Any]] = [
+            {
+                "account": record.request.account,
+                "prompt_tokens": record.tokens.prompt,
+                "output_tokens": record.tokens.output,
+                "cost": record.cost,
+            }
+            for record in waiting
+        ]
         try:
-            return self._store.usage(UsageQuery(from_s, by=("account",)))
+            return rows + self._store.usage(UsageQuery(from_s, by=("account",)))
         except (sqlite3.Error, OSError) as error:
             log.error("what was used today is not known: %s", error)
-            return []
+            return rows
 
     def begin(self, request: ValidRequest, model: str) -> Meter:
         """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""

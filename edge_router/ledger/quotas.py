@@ -59,8 +59,10 @@ class DailyQuotas:
         return float(self._day * DAY_S)
 
     def begin_with(self, account: str, tokens: int, cost: int) -> None:
-        """Count what an account has used today before this router started."""
-        self._used[account] = DayUse(tokens, cost)
+        """Count some of what an account has used today before this router started."""
+        used = self._used.setdefault(account, DayUse())
+        used.tokens += tokens
+        used.cost += cost
 
     def reserve(self, account: str, tokens: int, cost: int) -> Reserved | None:
         """Return what a request may come to; None: nobody limits it. Raises ApiError where less is left."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
+from edge_router.ledger.quotas import DailyQuotas
 from edge_router.ledger.records import MeteredRequest, UsageRecord
 from edge_router.ledger.store import UsageQuery, UsageStore
 from edge_router.request import Head, RequestParser
@@ -225,3 +227,27 @@ async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: 
     ((_, record),) = kept._ended
     assert record.ended_s == record.request.started_s + 2.0
     await kept.close()
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+) -> None:
+    if is_failing:
+        monkeypatch.setattr(UsageStore, "add", _refuse)
+    kept = ledger(tmp_path, when_failing="serve")
+    for _ in range(3):
+        used(kept)
+    await kept.close()
+    monkeypatch.undo()
+    again = ledger(tmp_path, when_failing="serve")
+    rows = [row for row in again.used_since(0.0) if row["account"] == "acme"]
+    assert sum(row["prompt_tokens"] + row["output_tokens"] for row in rows) == 3 * (TOKENS.prompt + TOKENS.output)
+    quotas = DailyQuotas(time.time)
+    Accounting(PRICES, again, quotas)
+    assert quotas._used["acme"].tokens == 3 * (TOKENS.prompt + TOKENS.output)
+    await again.close()
+
+
+def _refuse(*_: Any) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
