@@ -160,7 +160,13 @@ def conversation_of(
         tuple(_message(message, f"messages[{position}]") for position, message in enumerate(messages)),
         tuple(_tool(tool) for tool in tools or ()),
         parallel,
-        images=tuple(piece for message in messages for piece in message.content or () if isinstance(piece, ImagePart)),
+        images=tuple(
+            piece
+            for message in messages
+            if isinstance(message.content, list)
+            for piece in message.content
+            if isinstance(piece, ImagePart)
+        ),
         must_call=must_call,
         only_tool=only,
         strict_tools=frozenset(tool.function.name for tool in tools or () if tool.function.strict),

@@ -76,11 +76,12 @@ class PlannedDrafts(Protocol):
         """Load it. Raises CheckpointError."""
 
 
-def plan_drafts(words: DraftWords, config: Any, num_ranks: int) -> PlannedDrafts | None:
-    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's. Raises CheckpointError."""
+def plan_drafts(words: DraftWords, config: Any, has_ranks: bool) -> PlannedDrafts | None:
+    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `has_ranks`: several share it.
+    Raises CheckpointError."""
     if words.model is None:
         return None
-    if num_ranks > 1:
+    if has_ranks:
         raise CheckpointError(
             f"speculate: {words.model} drafts are not computed by several ranks; say suffix,grammar, or give the model one device"
         )

@@ -11,12 +11,11 @@ from hashlib import sha256
 from io import BytesIO
 
 from dialects.images import ImagePart
-from engine.image_prompt import SizedImage
+from engine.image_prompt import IMAGE_FORMATS, SizedImage
 from runtime.image_fetching import FETCH_S, BadImageError, ImageFetcher
 from sites.images import ImagesConfig
 from wire.errors import ApiError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # as Pillow calls them
 MOST_STRETCHED = 200  # times as long as wide, as the processors of Qwen's models have it
 THREADS = 2  # each holds a file, its base64 and what Pillow reads of its header
 MIB = 1 << 20
@@ -107,12 +106,14 @@ def size_of(data: bytes) -> tuple[int, int]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
+        with Image.open(BytesIO(data), formats=IMAGE_FORMATS) as image:
             size, is_still = image.size, image.format == "MPO" or not getattr(image, "is_animated", False)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise BadImageError("has far too many pixels") from None
     except UnidentifiedImageError:
-        raise BadImageError(f"is none of {', '.join(FORMATS[:-1])} and {FORMATS[-1]}, or it is broken") from None
+        raise BadImageError(
+            f"is none of {', '.join(IMAGE_FORMATS[:-1])} and {IMAGE_FORMATS[-1]}, or it is broken"
+        ) from None
     except Exception as error:  # whatever else a reader of files finds wrong with one
         raise BadImageError(f"cannot be read: {error}") from None
     if not is_still:

@@ -94,9 +94,8 @@ def _read_line(raw: bytes, endpoint: str) -> AskedLine:
     return AskedLine(name, model, orjson.dumps(body))
 
 
-def read_queued(body: bytes, model: str) -> list[AskedLine]:
+def read_queued(fields: Fields, model: str) -> list[AskedLine]:
     """Return the requests of a Workers AI batch: `{"requests": [{..., "external_reference"?}]}`. Raises ApiError."""
-    fields = read_object(body)
     requests: Any = fields.get("requests")
     sentence = f"requests must be a list of 1 to {MOST_REQUESTS} objects"
     _check(isinstance(requests, list) and 1 <= len(requests) <= MOST_REQUESTS, sentence, "requests")

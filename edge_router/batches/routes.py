@@ -2,6 +2,8 @@
 
 import re
 import secrets
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import parse_qs
 
 import orjson
@@ -18,11 +20,13 @@ from edge_router.batches.lines import (
     read_upload,
 )
 from edge_router.batches.queue import BatchQueue
-from edge_router.batches.store import WITHIN_S, BatchCounts, StoredBatch, batch_fields, file_fields
+from edge_router.batches.store import WITHIN_S, BatchCounts, StoredBatch, StoredFile, batch_fields, file_fields
 from edge_router.downstream import Downstream
 from edge_router.proxy import Proxy
 from wire.credentials import owner_of, tenant_of
 from wire.errors import ApiError
+
+Item = TypeVar("Item", StoredBatch, StoredFile)
 
 MOST_LISTED = 100
 MOST_METADATA = 16  # pairs, as OpenAI's
@@ -59,7 +63,9 @@ class BatchRoutes:
                     "not_found", "this router keeps no batches: ledger.directory of its file says where it would"
                 )
             told = await client.while_present(_Asked(self._queue, client, body).answer())
-        content = told if isinstance(told, bytes) else orjson.dumps(told)
+            content = (
+                told if isinstance(told, bytes) else await self._queue.do(orjson.dumps, told)
+            )  # of a batch's answers
         kind = "application/octet-stream" if isinstance(told, bytes) else "application/json"
         await client.respond(200, [("content-type", kind), ("content-length", str(len(content)))], content)
 
@@ -92,17 +98,15 @@ class _Asked:
                 return await self._upload()
             case "GET", "files", None, None:
                 files = await self._queue.do(self._queue.store.files, self._owner)
-                return self._page(
-                    [file_fields(file) for file in files if self._query.get("purpose") in (None, file.purpose)]
-                )
+                wanted = self._query.get("purpose")
+                return await self._page([file for file in files if wanted in (None, file.purpose)], file_fields)
             case (("GET" | "DELETE"), "files", str(name), (None | "content") as verb):
                 return await self._file(name, method, verb)
             case "POST", "batches", None, None:
                 return await self._create()
             case "GET", "batches", None, None:
-                return self._page(
-                    [batch_fields(*each) for each in await self._queue.do(self._queue.store.batches, self._owner)]
-                )
+                batches = await self._queue.do(self._queue.store.batches, self._owner)
+                return await self._page(batches, lambda each: batch_fields(each, self._queue.store.counts(each)))
             case "GET", "batches", str(name), None:
                 return batch_fields(*await self._queue.do(self._queue.store.batch, name, self._owner))
             case "POST", "batches", str(name), "cancel":
@@ -129,7 +133,8 @@ class _Asked:
         return {"id": name, "object": "file", "deleted": True}
 
     async def _create(self) -> Fields:
-        fields, queue = read_object(self._body), self._queue
+        queue = self._queue
+        fields = await queue.do(read_object, self._body)
         endpoint, name, metadata = fields.get("endpoint"), fields.get("input_file_id"), fields.get("metadata")
         if endpoint not in ENDPOINTS:
             raise ApiError("invalid_request", f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
@@ -166,10 +171,11 @@ class _Asked:
 
     async def _run(self) -> Fields:
         """A batch of Workers AI's: `requests` to begin one, `request_id` to ask for its answers."""
-        fields, queue, model = read_object(self._body), self._queue, self._found["model"]
+        queue, model = self._queue, self._found["model"]
+        fields = await queue.do(read_object, self._body)
         name = fields.get("request_id")
         if name is None:
-            lines = await queue.do(read_queued, self._body, model)
+            lines = await queue.do(read_queued, fields, model)
             batch = self._batch(secrets.token_hex(16), self._head.path, "")
             await self._add(batch, lines)
             return _enveloped({"status": "queued", "request_id": batch.id, "model": model})
@@ -179,20 +185,25 @@ class _Asked:
         if counts.waiting:
             begun = sum(counts) > counts.waiting
             return _enveloped({"status": "running" if begun else "queued", "request_id": name, "model": model})
-        answers = await queue.do(lambda: list(queue.store.answers(batch)))
-        responses = [queued_response(i, asked, status, answer) for i, (_, asked, status, answer) in enumerate(answers)]
+        responses = await queue.do(self._responses, batch)
         return _enveloped({"status": "complete", "request_id": name, "model": model, "responses": responses})
 
-    def _page(self, items: list[Fields]) -> Fields:
+    def _responses(self, batch: StoredBatch) -> list[Fields]:
+        answers = enumerate(self._queue.store.answers(batch))
+        return [queued_response(i, asked, status, answer) for i, (_, asked, status, answer) in answers]
+
+    async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
+        """Tell a page of what is listed, each in the store's thread."""
         after, limit = self._query.get("after"), self._query.get("limit", "20")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
             raise ApiError("invalid_request", "limit must be a number from 1 to 10000", param="limit")
         if after is not None:
-            ids = [item["id"] for item in items]
+            ids = [item.id for item in items]
             if after not in ids:
                 raise ApiError("invalid_request", f"after: there is no {after[:100]!r}", param="after")
             items = items[ids.index(after) + 1 :]
-        data = items[: min(MOST_LISTED, int(limit))]
+        chosen = items[: min(MOST_LISTED, int(limit))]
+        data = await self._queue.do(lambda: [tell(item) for item in chosen])
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > len(data)}
 

@@ -17,6 +17,7 @@ from wire.errors import ApiError
 KEPT_S = 24 * 3600  # results, behind a batch's end; and a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
 MOST_WAITING = 100_000  # requests of one owner
+MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
 
@@ -142,8 +143,13 @@ class BatchStore:
         return [StoredFile(*row) for row in found]
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
-        """Raises ApiError where too much of the owner's waits already."""
+        """Raises ApiError where too much of the owner's waits already, or is kept."""
         with self._connection as connection:
+            kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
+            if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
+                raise ApiError(
+                    "quota_exceeded", f"more than {MOST_BATCHES} batches of yours would be kept", retry_after_s=60
+                )
             waiting = "SELECT COUNT(*) FROM requests WHERE owner = ? AND status IS NULL"
             if connection.execute(waiting, (batch.owner,)).fetchone()[0] + len(lines) > MOST_WAITING:
                 raise ApiError(
@@ -164,21 +170,18 @@ class BatchStore:
         ).fetchone()
         if found is None:
             raise ApiError("not_found", f"there is no batch {name[:100]!r}: it was never yours, or its time is over")
-        return StoredBatch(*found), self._counts(name)
+        return (batch := StoredBatch(*found)), self.counts(batch)
 
-    def batches(self, owner: str) -> list[tuple[StoredBatch, BatchCounts]]:
+    def batches(self, owner: str) -> list[StoredBatch]:
         """Return those that came with a file, the newest first."""
         chosen = f"SELECT {_BATCH} FROM batches WHERE owner = ? AND input_file != '' ORDER BY created_s DESC, id"
-        return [
-            (batch, self._counts(batch.id))
-            for batch in map(StoredBatch._make, self._connection.execute(chosen, (owner,)))
-        ]
+        return [StoredBatch(*row) for row in self._connection.execute(chosen, (owner,))]
 
-    def _counts(self, name: str) -> BatchCounts:
+    def counts(self, batch: StoredBatch) -> BatchCounts:
         sums = (
             "SUM(status IS NULL), SUM(status BETWEEN 200 AND 299), SUM(status >= 300), SUM(status = 0), SUM(status < 0)"
         )
-        row = self._connection.execute(f"SELECT {sums} FROM requests WHERE batch = ?", (name,)).fetchone()
+        row = self._connection.execute(f"SELECT {sums} FROM requests WHERE batch = ?", (batch.id,)).fetchone()
         return BatchCounts(*(value or 0 for value in row))
 
     def answers(self, batch: StoredBatch) -> Iterable[tuple[int, str, int, bytes]]:

@@ -69,23 +69,14 @@ class Ledger:
         return len(self._ended)
 
     def used_since(self, from_s: float) -> list[dict[str, Any]]:
-        """Return sums of accounts since a time, as they are at a router's start, and each record that waits to be written: an account may come
-        several times. Without the sums where the store cannot be read."""
-        waiting = [self._priced(record) for _, record in self._ended if record.ended_s >= from_s]
-        rows: list[dict[str, Any]] = [
-            {
-                "account": record.request.account,
-                "prompt_tokens": record.tokens.prompt,
-                "output_tokens": record.tokens.output,
-                "cost": record.cost,
-            }
-            for record in waiting
-        ]
+        """Return what began since a time, as it is known at a router's start: sums of accounts, and each record that could not be written; an account
+        may come several times. Without the sums where the store cannot be read."""
+        waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
         try:
-            return rows + self._store.usage(UsageQuery(from_s, by=("account",)))
+            return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
         except (sqlite3.Error, OSError) as error:
-            log.error("what was used today is not known: %s", error)
-            return rows
+            log.error("what was used today is known only in part: %s", error)
+            return waiting
 
     def begin(self, request: ValidRequest, model: str) -> Meter:
         """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
@@ -177,6 +168,14 @@ class Ledger:
         request, tokens = record.request, record.tokens
         cost = self.prices.cost(request.model, request.started_s, tokens)
         return UsageRecord(request, record.site, record.ended_s, record.outcome, tokens, cost)
+
+
+def _sums_of(record: UsageRecord) -> dict[str, Any]:
+    """Return a record as the store would have it summed."""
+    tokens = record.tokens
+    return {
+        "account": record.request.account, "prompt_tokens": tokens.prompt, "output_tokens": tokens.output, "cost": record.cost,
+    }  # fmt: skip
 
 
 def _failing() -> ApiError:

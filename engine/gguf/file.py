@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
-from engine.gguf.kinds import KINDS, UNREAD, Kind
+from engine.gguf.kinds import KINDS, UNREAD, TensorKind
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -27,7 +27,7 @@ _LONGEST_AXIS = 1 << 40
 
 class GgufTensor(NamedTuple):
     name: str
-    kind: Kind
+    kind: TensorKind
     shape: tuple[int, ...]  # as torch counts: rows before columns
     start: int  # bytes of the file
     end: int
@@ -137,7 +137,7 @@ class _Reader:
         found = self.scalar(_SCALARS[kind])
         return bool(found) if kind == _BOOL else found
 
-    def tensor(self) -> tuple[str, Kind, tuple[int, ...], int]:
+    def tensor(self) -> tuple[str, TensorKind, tuple[int, ...], int]:
         name = self.name("a tensor's name")
         num_dims = self.scalar("I")
         if not 1 <= num_dims <= _MAX_DIMS:

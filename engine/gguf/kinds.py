@@ -6,7 +6,7 @@ By ggml's ggml.h and ggml-common.h (https://github.com/ggml-org/ggml). What is i
 from typing import NamedTuple
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     name: str
     block: int  # values
     block_bytes: int
@@ -14,17 +14,17 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    0: Kind("F32", 1, 4, "F32"),
-    1: Kind("F16", 1, 2, "F16"),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    30: Kind("BF16", 1, 2, "BF16"),
+    0: TensorKind("F32", 1, 4, "F32"),
+    1: TensorKind("F16", 1, 2, "F16"),
+    2: TensorKind("Q4_0", 32, 18),
+    3: TensorKind("Q4_1", 32, 20),
+    6: TensorKind("Q5_0", 32, 22),
+    7: TensorKind("Q5_1", 32, 24),
+    8: TensorKind("Q8_0", 32, 34),
+    12: TensorKind("Q4_K", 256, 144),
+    13: TensorKind("Q5_K", 256, 176),
+    14: TensorKind("Q6_K", 256, 210),
+    30: TensorKind("BF16", 1, 2, "BF16"),
 }  # by ggml's number
 UNREAD = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",

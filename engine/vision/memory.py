@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -11,20 +10,16 @@ from engine.step import ImageInput
 from engine.transfer import to_device
 
 
-class _EncodedImage(NamedTuple):
-    pieces: list[torch.Tensor]  # [tokens, hidden], one behind the other
-
-
 class ImageMemory:
     def __init__(self) -> None:
-        self._images: dict[bytes, _EncodedImage] = {}
+        self._pieces: dict[bytes, list[torch.Tensor]] = {}  # of an image [tokens, hidden], one behind the other
 
     def add(self, name: bytes, piece: torch.Tensor) -> None:
         """Keep the next piece of an image."""
-        self._images.setdefault(name, _EncodedImage([])).pieces.append(piece)
+        self._pieces.setdefault(name, []).append(piece)
 
     def drop(self, name: bytes) -> None:
-        self._images.pop(name, None)
+        self._pieces.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
         """Return the embeddings of a step's images; None: it has none."""
@@ -33,7 +28,7 @@ class ImageMemory:
         rows = array("q", [row for image in images for row in image.rows])
         found = []
         for image in images:
-            pieces = self._images[image.name].pieces
+            pieces = self._pieces[image.name]
             whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             found.append(whole[image.first : image.first + len(image.rows)])
         return ImageRows(to_device(torch.frombuffer(rows, dtype=torch.int64), device), torch.cat(found))

@@ -60,9 +60,14 @@ def remove(name: str, folder: Path) -> None:
     place = folder / name
     if not (place / CONFIG).is_file():
         raise CliError(f"{folder} has no adapter {name}.")
-    gone = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
-    place.rename(gone / name)  # at once: never half of it
-    shutil.rmtree(gone)
+    try:
+        gone = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+        try:
+            place.rename(gone / name)  # at once: never half of it
+        finally:
+            shutil.rmtree(gone, ignore_errors=True)
+    except OSError as error:
+        raise CliError(f"{place} cannot be removed: {error.strerror}.") from None
     _say(f"{name} is removed")
 
 

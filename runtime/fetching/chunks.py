@@ -56,10 +56,11 @@ class Fetching:
             for file in self._listing.files:
                 if file.name in self._sequential:
                     await tried(partial(self._fetch_in_order, file), self._url_of(file))
-        except* FetchError as several:
-            raise several.exceptions[0] from None
-        except* OSError as several:
-            raise several.exceptions[0] from None
+        except ExceptionGroup as several:  # before Python 3.11.4, what is raised in an `except*` is in a group again
+            for kind in (FetchError, OSError):
+                if (found := several.subgroup(kind)) is not None:
+                    raise found.exceptions[0] from None
+            raise
 
     def _look(self) -> list[ListedChunk]:
         """Return what an earlier attempt has not brought. What it has is read again before it is believed; holes are not read."""

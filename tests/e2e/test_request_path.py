@@ -46,8 +46,7 @@ def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None
     assert path.callbacks_on_path == []
 
 
-@pytest.mark.parametrize(
-    ("package", "most"), [("edge_router", 20), ("runtime", 21)]
-)  # a site's own timers add one now and then
-def test_a_request_runs_through_few_files(package: str, most: int, path: RequestPath) -> None:
-    assert path.packages()[package][0] <= most
+@pytest.mark.parametrize("package", ["edge_router", "runtime"])
+def test_a_request_runs_through_few_files(package: str, path: RequestPath) -> None:
+    timers = 1  # on a slow machine one looks whether the stream stands still
+    assert path.packages()[package][0] <= 20 + timers

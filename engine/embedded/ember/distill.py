@@ -121,7 +121,7 @@ class HeadLayer(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class TrainedHead(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.fc = nn.Linear(len(TAPS) * width, width, bias=False)
@@ -135,7 +135,7 @@ class Eagle3:
 
     def __init__(self, teacher: Teacher, chat: Chat) -> None:
         shape = teacher.network.shape
-        self.module = Head(shape.width, shape.norm_eps)
+        self.module = TrainedHead(shape.width, shape.norm_eps)
         self.kept = commonest(chat)  # [DRAFT_VOCABULARY] token ids, rising
         self._shape = shape
         self._cos, self._sin = rope_tables(shape)

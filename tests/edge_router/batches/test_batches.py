@@ -12,6 +12,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from edge_router.batches import store
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.test_usage import ACME, BOB, metered, usage
@@ -108,6 +109,9 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
+        monkeypatch.setattr(store, "MOST_BATCHES", 2)  # as many as there are
+        with pytest.raises(openai.RateLimitError, match="more than 2 batches of yours"):
+            await begun(made, lines("a"))
 
 
 async def test_a_batch_is_its_accounts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +127,7 @@ async def test_a_batch_is_its_accounts_alone(tmp_path: Path, monkeypatch: pytest
                 with pytest.raises(openai.NotFoundError, match="it was never yours"):
                     await refused
             assert (await other.batches.list()).data == []
+            assert [each.request_counts.completed for each in (await same.batches.list()).data] == [1]
 
 
 async def test_a_request_that_cannot_be_answered_is_told_in_the_error_file(

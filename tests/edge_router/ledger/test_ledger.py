@@ -239,8 +239,8 @@ async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_co
     for _ in range(3):
         used(kept)
     await kept.close()
-    monkeypatch.undo()
     again = ledger(tmp_path, when_failing="serve")
+    assert again.used_since(time.time() + 60.0) == []
     rows = [row for row in again.used_since(0.0) if row["account"] == "acme"]
     assert sum(row["prompt_tokens"] + row["output_tokens"] for row in rows) == 3 * (TOKENS.prompt + TOKENS.output)
     quotas = DailyQuotas(time.time)

@@ -23,13 +23,17 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "adapter"
 
 
-def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "adapters"
     site = AdapterRegistry([ModelConfig(name="m", source="embedded:ember", adapters_dir=str(folder))])
     added = runner.invoke(app, ["adapters", "add", "tone", str(adapter), "--dir", str(folder)])
     assert added.exit_code == 0, added.output
     assert "tone: rank 4, 21 projections" in added.output
     assert site.names("m") == ["tone"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        kept = runner.invoke(app, ["adapters", "remove", "tone", "--dir", str(folder)])
+    assert "cannot be removed: Permission denied" in str(kept.exception)
     again = runner.invoke(app, ["adapters", "add", "tone", str(adapter), "--dir", str(folder)])
     assert "has an adapter tone already" in str(again.exception)
     listed = runner.invoke(app, ["adapters", "list", "--dir", str(folder)])

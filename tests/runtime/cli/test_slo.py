@@ -31,3 +31,11 @@ def test_objectives_are_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys:
     print_slo(api, as_json=True)
     assert json.loads(capsys.readouterr().out) == TOLD
     assert asked == ["/slo", "/slo"]
+
+
+def test_a_router_without_counts_says_where_they_would_come_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Api, "get_json", lambda self, path: {**TOLD, "objectives": []})
+    print_slo(Api("http://127.0.0.1:1"), as_json=False)
+    assert "[[objectives]]" in capsys.readouterr().out
