@@ -25,7 +25,7 @@ from load_tests.records import spread, write_record
 
 ROOT = Path(__file__).parents[2]
 RUNNERS = ROOT / "load_tests" / "peers"
-OURS = "pilotlight"
+OURS, BEFORE = "pilotlight", "before"
 
 
 class Task(NamedTuple):
@@ -51,12 +51,17 @@ class Process:
     """A runner that waits for commands. What it prints besides goes to a log."""
 
     def __init__(
-        self, command: list[str], log: Path, scope: ExitStack, environment: dict[str, str] | None = None
+        self,
+        command: list[str],
+        log: Path,
+        scope: ExitStack,
+        environment: dict[str, str] | None = None,
+        directory: Path = ROOT,
     ) -> None:
         self._log = log
         output = scope.enter_context(log.open("w"))
         self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True,
+            command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
         scope.callback(self._end)
@@ -125,6 +130,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=128, help="prompt tokens of each decoding sequence")
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--only", nargs="*", help="engines to measure, by name")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout of this repository, beside")
     options = parser.parse_args()
     if not (options.peers / "checkpoint" / "model.safetensors").exists():
         checkpoint.write_safetensors(options.peers / "checkpoint")
@@ -135,7 +141,7 @@ def main() -> int:
         ceilings = Process(
             [sys.executable, "-m", "load_tests.ceilings", str(options.threads)], options.peers / "ceilings.log", scope
         )
-        engines, absent = start_engines(options.peers, options.threads, options.only, scope, console)
+        engines, absent = start_engines(options, scope, console)
         measured: dict[str, dict[Task, list[Answer]]] = {name: {task: [] for task in tasks} for name in engines}
         limits: dict[str, float] = {}
         for turn, (number, task, name) in enumerate(turns(options.rounds, tasks, list(engines))):
@@ -153,6 +159,12 @@ def main() -> int:
             measured[name][task].append(answer)
             console.print(f"{answer.tokens_per_s:,.1f} tokens/s, memory {answer.read_gb_per_s:.1f} GB/s")
     results = summarise(measured, limits, absent, options)
+    if BEFORE in measured:
+        results["ratio_to_before"] = {
+            str(task): spread([now.tokens_per_s / old.tokens_per_s for now, old in zip(*pair, strict=True)])
+            for task in tasks
+            if len((pair := (measured[OURS][task], measured[BEFORE][task]))[0]) == len(pair[1]) > 0
+        }
     show(console, results)
     console.print(f"Record: {write_record('engines', results, ('torch', 'transformers'))}", soft_wrap=True)
     return 0
@@ -167,21 +179,24 @@ def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[in
 
 
 def start_engines(
-    peers: Path, threads: int, only: list[str] | None, scope: ExitStack, console: Console
+    options: argparse.Namespace, scope: ExitStack, console: Console
 ) -> tuple[dict[str, Engine], dict[str, str]]:
     """Start the engines that are set up; of the others, return why not."""
+    peers, threads = options.peers, options.threads
     model, set_up = peers / "checkpoint", "run: make peers"
     vllm = peers / "vllm" / "bin" / "python"
     llama = next(iter(peers.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
+    ours = [sys.executable, "-m", "load_tests.peers.run_pilotlight"]
     commands = {
-        OURS: [sys.executable, "-m", "load_tests.peers.run_pilotlight"],
+        OURS: ours,
+        **({BEFORE: ours} if options.before else {}),
         "transformers": [sys.executable, str(RUNNERS / "run_transformers.py")],
         "vllm": [str(vllm), str(RUNNERS / "run_vllm.py")],
     }
     engines: dict[str, Engine] = {}
     absent: dict[str, str] = {}
     for name in [*commands, "llama.cpp"]:
-        if only and name not in only:
+        if options.only and name not in options.only:
             continue
         try:
             with console.status(f"starting {name}"):
@@ -194,8 +209,9 @@ def start_engines(
                 else:
                     command = [*commands[name], str(model), str(threads)]
                     # as engine.host sets it for itself
-                    environment = {"GOMP_SPINCOUNT": "1000"} if name == OURS else None
-                    engines[name] = Process(command, peers / f"{name}.log", scope, environment)
+                    environment = {"GOMP_SPINCOUNT": "1000"} if commands[name] is ours else None
+                    directory = options.before if name == BEFORE else ROOT
+                    engines[name] = Process(command, peers / f"{name}.log", scope, environment, directory)
         except RuntimeError as error:
             absent[name] = str(error)
             console.print(f"{name} is left out: {error}")
@@ -274,9 +290,11 @@ def show(console: Console, results: dict[str, Any]) -> None:
             else "-"
             for name in names
         ]
-        others = [row["tokens_per_s"]["median"] for name, row in by_engine.items() if name != OURS]
+        others = [row["tokens_per_s"]["median"] for name, row in by_engine.items() if name not in (OURS, BEFORE)]
         ours = by_engine.get(OURS)
         table.add_row(task, *cells, f"{ours['tokens_per_s']['median'] / max(others):.2f}" if ours and others else "-")
+    for task, ratio in results.get("ratio_to_before", {}).items():
+        console.print(f"{task}: {ratio['median']:.3f} of before ({ratio['min']:.3f} to {ratio['max']:.3f})")
     table.add_row("peak memory, GB", *(f"{results['peak_rss_bytes'][name] / 1e9:.2f}" for name in names), "")
     console.print(table)
     for name, reason in results["absent"].items():
