@@ -38,7 +38,8 @@ def keep_most_rows(into: dict[torch.dtype, int], dtypes: Iterable[torch.dtype], 
             return
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never measured here, or by an earlier version
-    threading.Thread(target=_measure, args=(into, wanted, ours, file), name="cpu-crossover", daemon=True).start()
+    # waited for at the end of the process: a daemon that is ended within torch's code aborts it
+    threading.Thread(target=_measure, args=(into, wanted, ours, file), name="cpu-crossover").start()
 
 
 def crossover(ours_s: Callable[[int], float], torchs_s: Callable[[int], float]) -> int:

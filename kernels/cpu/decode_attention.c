@@ -84,7 +84,8 @@ INLINE void weigh(head_state **states, const int group, const float *weights, co
     }
     for (; i < head_dim; i++)
         for (int g = 0; g < group; g++)
-            for (long t = 0; t < tokens; t++) states[g]->sum[i] += weights[g * TOKENS + t] * get(v[t * token_stride + i]);
+            for (long t = 0; t < tokens; t++)  // fused for one head as for two, which a compiler would choose for each
+                states[g]->sum[i] = __builtin_fmaf(weights[g * TOKENS + t], get(v[t * token_stride + i]), states[g]->sum[i]);
 }
 
 typedef struct {

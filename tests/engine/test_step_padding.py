@@ -16,6 +16,7 @@ from engine.sequence import PENDING, Sequence
 from engine.step import StepInput
 from engine.step_padding import MOST_TOKENS, PromptShape, padded
 from tests.checkpoints import write_llama
+from tests.cpu_kernels import skip_where_lengths_are_read_on_the_host
 from tests.engine.driver import Heard, drain, load_engine, random_prompt, submit
 from tests.engine.families import SEVERAL_TABLES, write_family
 from tests.engine.test_decode_graphs import StandIn, with_graphs
@@ -113,6 +114,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_replayed_steps_with_prompts_choose_the_same_tokens(
     checkpoints: dict[str, Path], model: str, depth: int
 ) -> None:
+    skip_where_lengths_are_read_on_the_host()
     expected = arriving(load_engine(checkpoints[model]))
     engine = load_engine(checkpoints[model], depth=depth)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())

@@ -1,6 +1,8 @@
 """Which products are left to torch is measured where its library has what ours lacks, once, and kept."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -64,3 +66,13 @@ def test_where_ours_are_always_faster_nothing_is_measured(tmp_path: Path) -> Non
     rows = {BF16: UNLIMITED}
     keep_most_rows(rows, [], torch.nn.functional.linear, tmp_path / "kernels.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
+    script = f"""
+import pathlib, torch
+from kernels.cpu.crossover import keep_most_rows
+keep_most_rows({{}}, [torch.bfloat16], torch.nn.functional.linear, pathlib.Path({str(tmp_path / "kernels.json")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

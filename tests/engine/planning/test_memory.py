@@ -28,6 +28,7 @@ from engine.protocol import HostConfig, ModelSpec
 from engine.struct import replace
 from engine.weights.load import FilledModel
 from engine.weights.shard import Shard
+from kernels.cpu import library
 from tests.engine.families import MODELS, write_family
 from tests.engine.stored_weights import write_tensors
 
@@ -41,6 +42,8 @@ def memory() -> KvMemory:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "mxfp4" in name and not library.takes_codes():
+        pytest.skip("plans are made for CPUs that multiply codes as they are")
     write_family(tmp_path, name)
     filled: list[FilledModel[object]] = []
     original = FilledModel.__init__
