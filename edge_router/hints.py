@@ -75,7 +75,7 @@ class WakeHints:
 
 def sleeping_winner(model: str | None, preferences: Sequence[Preference]) -> tuple[str, str] | None:
     """The site, and the model's own name there, that would have been chosen if the model were awake; None: the decision would have been the same."""
-    if model is None or len(preferences) < 2:
+    if model is None:
         return None
     chosen, *others = preferences
     best, winner = chosen.cost_ms, None

@@ -142,7 +142,8 @@ class Proxy:
             self.ended_tokens += proxied.delivered_tokens
             limits.charge(head, proxied.delivered_tokens)
             took_s = self._clock() - proxied.started_at
-            self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+            if charge is not None:
+                self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             objectives = self.metrics.objectives
             if objectives is not None and request.model is not None and not head.is_for_batch:
                 objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)

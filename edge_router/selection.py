@@ -94,7 +94,7 @@ class SiteSelector:
         tries.is_paid = False
         while not proxied.is_out_of_tries(self._clock()):
             route, preferences = self.rank(proxied.request)
-            if self.hints is not None and proxied.is_at_first_try:
+            if len(preferences) > 1 and self.hints is not None and proxied.is_at_first_try:
                 self.hints.consider(route.model, preferences)
             for preference in preferences:
                 if preference.backend.name not in tries.excluded:

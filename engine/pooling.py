@@ -24,8 +24,6 @@ class TextPooling:
 
     def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
         """hidden [tokens, hidden], behind the final norm, chunk after chunk -> for each chunk that ends a text its vector [hidden] fp32."""
-        if not step.pooling:
-            return {}
         self._begun = {text: piece for text, piece in self._begun.items() if text in step.begun_texts}
         starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)
         vectors: dict[int, torch.Tensor] = {}

@@ -7,8 +7,8 @@ not lost to the next more urgent arrival. Knows who has blocks; refuses to know 
 from engine.kv.lease import Oldest
 from engine.kv.manager import BlockManager
 from engine.plan import StepPlan
-from engine.scheduler_counts import SchedulerCounts
 from engine.sequence import Sequence
+from engine.stats import SchedulerCounts
 from engine.waiting import WaitingSequences
 
 

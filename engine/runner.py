@@ -142,7 +142,9 @@ class ModelRunner:
             )
             for asked in step.prompt_logprobs
         }
-        embeddings = {chunk: to_host(vector) for chunk, vector in self._texts.add(step, hidden).items()}
+        embeddings = {}
+        if step.pooling:
+            embeddings = {chunk: to_host(vector) for chunk, vector in self._texts.add(step, hidden).items()}
         logits = self._logits(logit_rows, hidden, begun.logits)
         return Forwarded(logits, prompts, embeddings, begun.computed_s + self._since(began))
 

@@ -27,8 +27,8 @@ from engine.kv.tiers import NoTiers, Tiers
 from engine.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from engine.preemption import Preemption
 from engine.prompt_shares import PromptShares
-from engine.scheduler_counts import SchedulerCounts
 from engine.sequence import PENDING, Sequence
+from engine.stats import SchedulerCounts
 from engine.waiting import WaitingSequences
 
 

@@ -67,7 +67,9 @@ class Sequence:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
         self.may_be_masked = self.constraint is not None or self.sampling.min_tokens > 0
-        self.counts = TokenCounts.wanted_by(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
+        self.counts = None
+        if self.sampling.adjusts_logits:
+            self.counts = TokenCounts(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
 
     @property
     def lacks_grammar(self) -> bool:

@@ -1,10 +1,14 @@
 """What an engine has counted since it began, whatever became of its schedulers, and how fast it computes."""
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from engine.kv.lease import Capacity
 from engine.protocol import DraftCounts, ModelLoad
 from engine.rates import Rates
-from engine.scheduler import Scheduler
-from engine.scheduler_counts import SchedulerCounts
+
+if TYPE_CHECKING:
+    from engine.scheduler import Scheduler
 
 
 class EngineStats:
@@ -14,13 +18,13 @@ class EngineStats:
         self.rates = Rates()
         self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
 
-    def end(self, scheduler: Scheduler) -> None:
+    def end(self, scheduler: "Scheduler") -> None:
         """Keep the counts of a scheduler that another one replaces."""
         self._ended += scheduler.counts
 
     def load(
         self,
-        scheduler: Scheduler,
+        scheduler: "Scheduler",
         capacity: Capacity,
         tier_losses: int,
         handed_over: float,
@@ -48,3 +52,22 @@ class EngineStats:
             image_encodes=images[0],
             image_hits=images[1],
         )
+
+
+@dataclass(slots=True)
+class SchedulerCounts:
+    """What one scheduler counts, under the names that ModelLoad gives it."""
+
+    prefix_queries: int = 0  # prompt tokens that were looked up
+    prefix_hits: int = 0  # and found, on the device or in a tier
+    prefix_host_hits: int = 0  # of these, in the host tier
+    prefix_disk_hits: int = 0  # and in the disk tier
+    prefix_peer_hits: int = 0  # and fetched from another host
+    preemptions: int = 0
+    swaps: int = 0  # preemptions whose blocks were kept in the host tier
+
+    def __add__(self, other: "SchedulerCounts") -> "SchedulerCounts":
+        return SchedulerCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def by_name(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}

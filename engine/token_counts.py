@@ -34,11 +34,6 @@ class TokenCounts:
         for token_id, bias in sampling.logit_bias:
             self.entries.bias[self._place(token_id)] = bias
 
-    @classmethod
-    def wanted_by(cls, sampling: SamplingParams, num_prompt_tokens: int) -> "TokenCounts | None":
-        """Return the counts of a sequence; None for one whose logits are taken as they are: it pays nothing."""
-        return cls(sampling, num_prompt_tokens) if sampling.adjusts_logits else None
-
     def catch_up(self, token_ids: SequenceOf[int], num_known: int) -> None:
         """Count what has been added since the last call, up to the first `num_known` tokens; in decoding, one token."""
         if self._num_counted == 0 and self._counts_prompt:

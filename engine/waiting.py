@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from engine.awaited import Awaited, AwaitingSequences
 from engine.fairness import FairQueue
-from engine.parallel_samples import ParallelSamples
 from engine.sequence import Sequence
 
 
@@ -78,3 +77,36 @@ class WaitingSequences:
             self.awaiting.add(awaited)
         else:
             self.ready.add(sequence)
+
+
+class ParallelSamples:
+    """Sequences of one prompt: all but the leader wait until it has computed the prompt, and then find it cached. A sample computes for itself only
+    the prompt's last, partial block (and the last token, whose logits it needs): at most `block_size` tokens, less than a copy would complicate."""
+
+    def __init__(self) -> None:
+        self._held: dict[Sequence, list[Sequence]] = {}  # leader -> those behind it, in order of arrival
+        self._leader_of: dict[Sequence, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._leader_of)
+
+    def hold(self, sequence: Sequence, leader: Sequence) -> None:
+        self._held.setdefault(leader, []).append(sequence)
+        self._leader_of[sequence] = leader
+
+    def release(self, leader: Sequence) -> list[Sequence]:
+        """Return the sequences that waited for `leader`, and hold them no longer."""
+        released = self._held.pop(leader, [])
+        for sequence in released:
+            del self._leader_of[sequence]
+        return released
+
+    def drop(self, sequence: Sequence) -> bool:
+        """Forget a held sequence. False if it is not."""
+        leader = self._leader_of.pop(sequence, None)
+        if leader is None:
+            return False
+        self._held[leader].remove(sequence)
+        if not self._held[leader]:
+            del self._held[leader]
+        return True

@@ -72,22 +72,27 @@ async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expec
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; cancel it, and wait until its scopes are left, as soon as the client leaves."""
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
+    """Do the work, in the caller's own task; cancel it, and return when its scopes are left, as soon as the client leaves."""
+    task, has_left = asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch(), name="disconnect")
     try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if worker.done():
-            worker.result()
+        await work
+    except asyncio.CancelledError:
+        if not has_left or task.cancelling() > 1:  # somebody else has cancelled it
+            raise
     finally:
-        for task in (worker, watcher):
-            task.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
+        if has_left:
+            task.uncancel()
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

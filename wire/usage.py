@@ -1,9 +1,12 @@
 """What a site tells its router of an answer's tokens: beside an answer in one piece as a header, in a stream with its resume points
 (wire/continuation.py). On signed hops only; no client sees it."""
 
+import re
 from typing import NamedTuple
 
 USAGE = "x-pilotlight-usage"  # site -> router: PROMPT,CACHED,OUTPUT,REASONING
+
+_COUNTS = re.compile(",".join([r"([0-9]{1,15})"] * 4))
 
 
 class UsedTokens(NamedTuple):
@@ -19,7 +22,5 @@ def encode_used_tokens(counts: UsedTokens) -> str:
 
 def decode_used_tokens(value: str) -> UsedTokens | None:
     """Return the counts; None: it is none of ours."""
-    parts = value.split(",")
-    if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
-        return None
-    return UsedTokens(*map(int, parts))
+    found = _COUNTS.fullmatch(value)
+    return None if found is None else UsedTokens(*map(int, found.groups()))

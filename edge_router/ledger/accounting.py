@@ -53,9 +53,8 @@ class Accounting:
             self.quotas.settle(reserved, 0, 0)
             raise
 
-    def end(self, charge: Charge | None, *, is_complete: bool, took_s: float) -> None:
-        if charge is None or self.ledger is None:
-            return
+    def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
+        assert self.ledger is not None, "it has begun the charge"
         if charge.reserved is not None:
             used, request = charge.meter.tokens, charge.meter.request
             cost = self.prices.cost(request.model, request.started_s, used)

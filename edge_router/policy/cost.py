@@ -18,13 +18,19 @@ a site that has a longer one declines at once, says how long it is, and the requ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import itemgetter
 from typing import NamedTuple
 
 from edge_router.placement import placement_order
 from edge_router.policy import BackendView, Preference, RouteRequest, eligible
-from edge_router.policy.shortlist import shortlist
 from edge_router.rtt import seed_rtt_ms
 from wire.status import ModelStatus
+
+# Pricing a site takes some 4 us, and a network may have thousands.
+MAX_NEAR = 24  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
+MAX_HOLDERS = 8  # priced for what they hold, the longest first
+SEARCHED_DIGESTS = 2  # of the prompt, its longest: what a conversation's last turn left. Shorter ones are looked for at the sites that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,9 @@ class CostPolicy:
         self.assumptions = assumptions or Assumptions()
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        candidates = shortlist(request, eligible(request, backends))
+        candidates = eligible(request, backends)
+        if len(candidates) > MAX_NEAR + MAX_HOLDERS:
+            candidates = shortlist(request, candidates)
         wanted = request.model
         models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
         cached = [backend.cached_tokens(request) for backend in candidates]
@@ -198,6 +206,27 @@ class CostPolicy:
             *(by_name[backend.name] for backend in placed),
             *scored[near:],
         ], "placed" if reason == "cheapest" else reason
+
+
+def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> Sequence[BackendView]:
+    """Return the sites that are worth a price, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
+    published queue, and whatever holds a part of the prompt as far as this router knows: what it sent there, and what publishes its longest prefixes.
+    """
+    if request.client is None:
+        waits_ms = [backend.rtt_ms + backend.backlog_ms for backend in backends]
+    else:
+        waits_ms = [seed_rtt_ms(request.client, backend.place) + backend.backlog_ms for backend in backends]
+    numbers = range(len(backends))
+    kept = set(nsmallest(MAX_NEAR, numbers, key=waits_ms.__getitem__))
+    held = {name: tokens for name, tokens in request.held.items() if tokens > 0}
+    if request.home is not None:
+        held[request.home.site] = request.prompt_tokens + 1  # the conversation's own: before any other holder
+    holders = [(held[backend.name], i) for i, backend in enumerate(backends) if backend.name in held]
+    for digest, tokens in request.digests[:SEARCHED_DIGESTS]:
+        holders += [(tokens, i) for i, backend in enumerate(backends) if digest in backend.prefixes]
+    holders.sort(key=lambda pair: (-pair[0], waits_ms[pair[1]]))
+    kept.update(map(itemgetter(1), holders[:MAX_HOLDERS]))
+    return [backends[number] for number in sorted(kept)]
 
 
 def _network_load(models: Sequence[ModelStatus | None]) -> float:

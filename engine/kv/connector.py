@@ -13,8 +13,8 @@ from engine.kv.groups import CacheGroups
 from engine.kv.manager import BlockManager
 from engine.kv.prefix_index import block_name
 from engine.kv.tiers import TRANSFER_TIMEOUT_S, Tiers, Transfer
-from engine.scheduler_counts import SchedulerCounts
 from engine.sequence import Sequence
+from engine.stats import SchedulerCounts
 
 
 class KVConnector:

@@ -30,7 +30,6 @@ _TESTS = {
     "engine/kv/slab_allocator.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/slab_policy.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/tiered_cache.py": "engine/kv/test_tiered_cache",
-    "engine/parallel_samples.py": "engine/test_parallel_samples",
     "engine/prompt_shares.py": "engine/test_prompt_shares engine/test_scheduler engine/test_fairness",
     "engine/preemption.py": "engine/test_preemption engine/test_engine engine/test_schedules engine/test_shared_schedules "
     "engine/test_tier_schedules",

@@ -8,8 +8,7 @@ from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.placement import MAX_WALK
 from edge_router.policy import BackendView, Home, RouteRequest
-from edge_router.policy.cost import CostPolicy, Priced, Scored
-from edge_router.policy.shortlist import MAX_HOLDERS, MAX_NEAR
+from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
 from tests.edge_router.plain_cost import plain_costs, plain_scores
 from wire.status import ModelStatus, Place

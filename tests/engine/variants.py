@@ -295,7 +295,7 @@ def choice_rows(chunks: list[Chunk]) -> list[ChoiceRow]:
     rows: list[ChoiceRow] = []
     for i, one in enumerate(chunks):
         sampling = one.sequence.sampling
-        counts = TokenCounts.wanted_by(sampling, one.sequence.num_prompt_tokens)
+        counts = TokenCounts(sampling, one.sequence.num_prompt_tokens) if sampling.adjusts_logits else None
         if counts is not None:
             counts.catch_up(one.sequence.token_ids, one.end - i % 3)
         mask = array("i", [-1] * 4) if i % 3 == 2 else None

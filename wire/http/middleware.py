@@ -49,7 +49,7 @@ class Origins:
             shown = (name or host)[:100]
             sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
             return ApiError("misdirected_request", sentence)
-        if not (origin := _text(given, b"origin")):
+        if b"origin" not in given or not (origin := _text(given, b"origin")):
             return None
         may_be_sent_unasked = b"upgrade" in given or (
             method not in SAFE_METHODS and _text(given, b"content-type").partition(";")[0].strip().lower() in FORM_TYPES
