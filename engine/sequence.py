@@ -82,10 +82,6 @@ class Sequence:
         return self.priority, self.tenant
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
     def min_length(self) -> int:
         """The number of all its tokens before which it must not end."""
         return self.num_prompt_tokens - self.num_delivered_tokens + self.sampling.min_tokens

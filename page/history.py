@@ -8,8 +8,6 @@ import msgspec
 
 from page.source import Counts, TimeHistogram
 
-SECOND_S = 1.0
-
 
 class TimeRange(NamedTuple):
     step: int  # seconds

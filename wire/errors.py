@@ -71,8 +71,6 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's, for what is 503 elsewhere
 
-RETRYABLE_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504})
-
 
 class ApiError(Exception):
     """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` becomes the header."""

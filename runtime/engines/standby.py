@@ -53,7 +53,6 @@ class Standby:
         self._pause_s = 0.0
         self.state: State = "off"
         self.detail = ""
-        self.deaths = 0
         self.num_taken = 0
 
     @property
@@ -91,7 +90,6 @@ class Standby:
             if why_gone is None:
                 self._pause_s = 0.0
                 continue
-            self.deaths += 1
             lived = time.monotonic() - started_at >= LIVED_S
             self._pause_s = FIRST_PAUSE_S if lived or not self._pause_s else min(LONGEST_PAUSE_S, 2 * self._pause_s)
             log.warning("the standby engine host is lost: %s; the next one in %g s", why_gone, self._pause_s)

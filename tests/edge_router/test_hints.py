@@ -37,7 +37,6 @@ def test_only_who_would_have_won_awake_is_told() -> None:
     assert sleeping_winner("ember", [chosen, dear]) is None, "it would have lost all the same"
     assert sleeping_winner("ember", [cheap, chosen]) is None, "the request itself wakes it"
     assert sleeping_winner(None, [chosen, cheap]) is None
-    assert sleeping_winner("ember", []) is None
 
 
 @pytest.mark.parametrize("residency", ["loading", "failed", "device"])

@@ -74,6 +74,6 @@ class Remembering(EachAlone):
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         answer = self.answers[tuple(sequence.token_ids[: sequence.num_prompt_tokens])]
         num_drafts = self.draw.randint(0, 5) if self.num_drafts is None else self.num_drafts
-        drafts = answer[sequence.num_output_tokens :][: min(most, num_drafts)]
+        drafts = answer[len(sequence.token_ids) - sequence.num_prompt_tokens :][: min(most, num_drafts)]
         right = self.draw.randint(0, 5)
         return [token if i < right else (token + 1) % 431 for i, token in enumerate(drafts)]

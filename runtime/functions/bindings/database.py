@@ -59,10 +59,6 @@ class Database:
         self._job: _Job | None = None
         self._waiting = 0
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._waiting
-
     async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
         """Do the work in the database's thread. Raises what it raises, and DatabaseError."""
         if self._waiting >= MAX_WAITING:

@@ -5,10 +5,9 @@ Conditions are those of HTTP (RFC 9110 section 13): an etag decides over a time.
 
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, in_pieces, method
 from runtime.functions.bindings.database import storage_word
@@ -31,7 +30,6 @@ from runtime.functions.channel import StreamingReply
 
 MAX_KEYS = 1000  # of one list or delete
 T = TypeVar("T")
-Number = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Store(Protocol):

@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 import aiohttp
 from yarl import URL
 
-EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 TRIES = 4
 FIRST_PAUSE_S = 0.1  # doubled for each further try, and drawn between half of it and the whole
 CONNECT_S = 5.0
