@@ -51,7 +51,8 @@ from engine.struct import replace
 from engine.vision.store import RunnerImages
 from engine.warm_up import BackgroundWarmUp
 from engine.weights.bundle import CheckpointFacts
-from engine.weights.config import EmbeddingRecipe, eos_token_ids, read_config, read_recipe
+from engine.weights.config import eos_token_ids, read_config
+from engine.weights.embedding_recipe import EmbeddingRecipe, read_recipe
 from engine.weights.filling import ReadingProgress
 from engine.weights.formats.registry import read_format
 from engine.weights.kv_scales import read_kv_scales

@@ -23,8 +23,9 @@ from engine.models.registry import find_family
 from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, config_digest, lay_out
 from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, packed_file
-from engine.weights.config import read_config, read_recipe
+from engine.weights.config import read_config
 from engine.weights.digests import fingerprint
+from engine.weights.embedding_recipe import read_recipe
 from engine.weights.filling import DTYPES, Job
 from engine.weights.formats.registry import read_format
 from engine.weights.loader import WeightLoader

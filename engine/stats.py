@@ -56,7 +56,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What one scheduler counts, under the names that ModelLoad gives it."""
+    """The counts of one scheduler, under the names that ModelLoad gives it."""
 
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # and found, on the device or in a tier

@@ -175,7 +175,7 @@ class Scanner:
 
 
 class PartWriter:
-    """What a reader puts out, with the white space before a call held back until something else than a call follows."""
+    """The parts that a reader puts out, with the white space before a call held back until something else than a call follows."""
 
     def __init__(self, markers: Markers) -> None:
         self._markers = markers

@@ -18,7 +18,8 @@ from engine.planning.quantization import Quantization, read_quantization
 from engine.protocol import KvDtype
 from engine.weights.bundle import WeightBundleError, read_bundle
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
-from engine.weights.config import quantization_method, read_recipe
+from engine.weights.config import quantization_method
+from engine.weights.embedding_recipe import read_recipe
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
 # bf16 ones would.

@@ -120,15 +120,7 @@ class Waker:
         state.detail, state.num_bytes = "", info.weights_bytes
         loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
         replica.awake_since = state.demand.used_at = now
-        clock: Clock = "disk"
-        if is_further and info.mapped:
-            clock = "sibling"
-        elif history.is_cut and not is_further:
-            clock = "crash"
-        elif has_evicted:
-            clock = "swap"
-        elif info.mapped:
-            clock = "host"
+        clock = _clock(is_further, info.mapped, history.is_cut, has_evicted)
         # Without the waits for room and for a host that was only starting: what is expected of the next wake, and how long the model stays
         # after it, must not grow with how crowded the device was.
         history.note_wake(1e3 * min(now - room_at, loading_s + WAY_S), info.mapped)
@@ -194,13 +186,13 @@ class Waker:
         spec = ModelSpec(
             config.name,
             str(directory),
-            config.dtype,
-            config.kv_tokens,
-            weights_file,
-            state.demand.waiters > 0,
-            config.lossless,
-            config.speculate,
-            config.kv_dtype,
+            dtype=config.dtype,
+            kv_tokens=config.kv_tokens,
+            weights_file=weights_file,
+            is_awaited=state.demand.waiters > 0,
+            lossless=config.lossless,
+            speculate=config.speculate,
+            kv_dtype=config.kv_dtype,
         )
         client: EngineClient | None = None
         for _ in range(DEATHS_WHILE_LOADING):
@@ -226,6 +218,18 @@ class Waker:
             raise EngineError(
                 "model_load_failed", f"{replica.host.reason or 'the engine host cannot load it'}"
             ) from None
+
+
+def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) -> Clock:
+    """Return where a wake came from, by which its time is compared with others. `is_further`: the model is awake on another device; `is_mapped`: its
+    weights lay in host memory; `was_cut`: its host had died; `has_evicted`: another model made room."""
+    if is_further and is_mapped:
+        return "sibling"
+    if was_cut and not is_further:
+        return "crash"
+    if has_evicted:
+        return "swap"
+    return "host" if is_mapped else "disk"
 
 
 def _reporter(state: ModelState, verb: str) -> ProgressCallback:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import CheckpointError
 from engine.protocol import Submit
-from engine.weights.config import read_recipe
+from engine.weights.embedding_recipe import read_recipe
 from tests.checkpoints import write_llama
 from tests.embedders import DECODERS, EMBEDDERS, Embedder, reference, write_embedder, write_recipe
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

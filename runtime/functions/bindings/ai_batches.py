@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,25 +53,10 @@ class Batches:
         self._wake()
 
     async def put(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        requests = inputs.get("requests", [inputs])
-        if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_REQUESTS:
-            raise _refusal(f"a batch is a list of 1 to {MAX_REQUESTS} requests")
-        if not all(isinstance(request, dict) for request in requests):
-            raise _refusal("every request of a batch is an object")
+        """Keep a batch to be answered, and return what its caller is told. Raises BindingError."""
+        requests = _valid_requests(inputs)
         batch, now_s = uuid.uuid4().hex, self._now_s()
-        rows = []
-        for position, request in enumerate(requests):
-            reference = request.get("external_reference")
-            given = {key: value for key, value in request.items() if key != "external_reference"}
-            if given.get("stream"):
-                raise _refusal("a batch is answered as a whole; leave stream out")
-            try:
-                encoded = msgspec.json.encode(given).decode()
-            except (TypeError, UnicodeEncodeError) as error:
-                raise _refusal(f"request {position} is not JSON: {error}") from None
-            rows.append((batch, position, model, now_s, None if reference is None else str(reference), encoded))
-        if sum(len(row[-1]) for row in rows) > MAX_BYTES:
-            raise _refusal(f"a batch has at most {MAX_BYTES} bytes")
+        rows = [(batch, position, model, now_s, *request) for position, request in enumerate(requests)]
 
         def write(connection: Connection) -> None:
             with transaction(connection):
@@ -141,6 +126,36 @@ class Batches:
 
 def _create(connection: Connection) -> None:
     create(connection, SCHEMA)
+
+
+class _QueuedRequest(NamedTuple):
+    reference: str | None  # the caller's own
+    inputs: str  # JSON
+
+
+def _valid_requests(inputs: dict[str, Any]) -> list[_QueuedRequest]:
+    """Return the requests of a batch, or the one that `inputs` are. Raises BindingError."""
+    requests = inputs.get("requests", [inputs])
+    if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_REQUESTS:
+        raise _refusal(f"a batch is a list of 1 to {MAX_REQUESTS} requests")
+    if not all(isinstance(request, dict) for request in requests):
+        raise _refusal("every request of a batch is an object")
+    valid = [_valid_request(position, request) for position, request in enumerate(requests)]
+    if sum(len(request.inputs) for request in valid) > MAX_BYTES:
+        raise _refusal(f"a batch has at most {MAX_BYTES} bytes")
+    return valid
+
+
+def _valid_request(position: int, request: dict[str, Any]) -> _QueuedRequest:
+    reference = request.get("external_reference")
+    given = {key: value for key, value in request.items() if key != "external_reference"}
+    if given.get("stream"):
+        raise _refusal("a batch is answered as a whole; leave stream out")
+    try:
+        encoded = msgspec.json.encode(given).decode()
+    except (TypeError, UnicodeEncodeError) as error:
+        raise _refusal(f"request {position} is not JSON: {error}") from None
+    return _QueuedRequest(None if reference is None else str(reference), encoded)
 
 
 def _response(position: int, reference: str | None, is_success: int, result: str) -> dict[str, Any]:
