@@ -208,7 +208,7 @@ class CostPolicy:
         ], "placed" if reason == "cheapest" else reason
 
 
-def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> Sequence[BackendView]:
+def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
     """Return the sites that are worth a price, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
     published queue, and whatever holds a part of the prompt as far as this router knows: what it sent there, and what publishes its longest prefixes.
     """
