@@ -52,7 +52,9 @@ up: $(BASE)
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
 # tests, few and long, would come last by the number of tests in a file.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept whatever the shell says: else each of the hundreds of processes that tests start compiles what it imports of the project.
+RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python
+PYTEST := $(RUN) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	@$(PYTEST) -m "not slow"
@@ -63,7 +65,7 @@ test-all: $(DEV)
 test-servers: $(DEV)
 	@for server in own hypercorn uvicorn; do \
 		echo "End to end under $$server:"; \
-		PILOTLIGHT_SERVER=$$server OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e || exit 1; \
+		PILOTLIGHT_SERVER=$$server $(RUN) -m pytest -q tests/e2e || exit 1; \
 	done
 
 test-clients: $(DEV)

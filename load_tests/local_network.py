@@ -36,11 +36,14 @@ class LocalNetwork:
         num_sites: int | None = None,
         network_settings: str = "",
         site_settings: str = "",
+        engine_settings: str = "",
     ) -> None:
         """`tree`: the checkout that is run; `num_sites`: how many of the sites that it ships, the first ones, all of them unless given;
-        `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, where ROUTER stands for its URL."""
+        `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, where ROUTER stands for its URL;
+        `engine_settings`: lines for every site's table of that name."""
         self._tree, self._num_sites = tree, num_sites
         self._network_settings, self._site_settings = network_settings, site_settings
+        self._engine_settings = engine_settings
         self._start_timeout_s = start_timeout_s
         self._environment = environment or {}
         self.output: list[str] = []
@@ -120,6 +123,7 @@ class LocalNetwork:
                 head, *sites = text.split("\n[[sites]]\n")
                 text = "\n[[sites]]\n".join([head, *sites[: self._num_sites]]) + DOOR + self._network_settings
             else:
+                text = text.replace("[engine]\n", f"[engine]\n{self._engine_settings}\n")
                 text += self._site_settings.replace("ROUTER", f"http://127.0.0.1:{fresh[ports[0]]}")
             (folder / file_name).write_text(text)
         network = tomllib.loads((folder / "network.toml").read_text())

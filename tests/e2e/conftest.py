@@ -10,6 +10,9 @@ import pytest
 
 from load_tests.local_network import LocalNetwork
 
+# Where standby hosts are not what is tested: each costs two seconds of a core as soon as a site is quiet.
+NO_STANDBY = "standby = false"
+
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[LocalNetwork]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from load_tests.attacks import CASES, MIB, Attack, Neighbour, ask
 from load_tests.local_network import LocalNetwork
 from sites.config import SERVER_ENV
+from tests.e2e.conftest import NO_STANDBY
 
 MAY_GROW_MIB = 256  # of one process
 WAIT_MS = 2_000.0  # of a neighbour on a busy machine; before it was 8 s and more
@@ -19,6 +21,12 @@ OWN_SERVER = (
     "HTTP/2.0 in a request line",
     "HTTP/2 with prior knowledge",
 )  # stock servers let the one pass, and speak the other
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LocalNetwork]:
+    with LocalNetwork(num_sites=1, engine_settings=NO_STANDBY) as running:
+        yield running
 
 
 @pytest.mark.parametrize("attack", CASES, ids=lambda attack: attack.name)

@@ -15,6 +15,7 @@ from load_tests.local_network import LocalNetwork
 from load_tests.random_checkpoint import Shape
 from load_tests.scenarios.clients import without_end
 from load_tests.scenarios.site_death import kill, stream_counts, wait_until_healthy
+from tests.e2e.conftest import NO_STANDBY
 from tests.runtime.test_resumption import told_blocks
 
 SLOW = Shape(512, 1536, 4, 8, 4, 64)
@@ -30,7 +31,7 @@ def network() -> Iterator[LocalNetwork]:
     with tempfile.TemporaryDirectory(prefix="dialects-") as folder:
         without_end(random_checkpoint.write(Path(folder) / "slow", SLOW))
         source = f'\n[[models]]\nname = "slow"\nsource = "{Path(folder) / "slow"}"\n'
-        with LocalNetwork(num_sites=2, site_settings=source) as running:
+        with LocalNetwork(num_sites=2, site_settings=source, engine_settings=NO_STANDBY) as running:
             yield running
 
 

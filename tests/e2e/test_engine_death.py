@@ -115,7 +115,7 @@ def write_site(folder: Path, source: str, continue_within_s: float, step_deadlin
     file = folder / "ams1.toml"
     file.write_text(
         'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
-        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.05\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.05\nstandby = false\n'
         f"step_deadline_s = {step_deadline_s}\n"
         f'[limits]\ncontinue_within_s = {continue_within_s}\n[[models]]\nname = "ember"\nsource = "{source}"\n'
     )
@@ -176,7 +176,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("after_events", [1, 200, 900])
+@pytest.mark.parametrize("after_events", [1, pytest.param(200, marks=pytest.mark.slow), 900])
 def test_every_stream_goes_on_to_the_answer_it_would_have_given(
     site: Process, undisturbed: list[Any], after_events: int
 ) -> None:

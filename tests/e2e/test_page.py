@@ -17,6 +17,7 @@ from playwright.sync_api import expect
 
 from load_tests.local_network import LocalNetwork, free_ports
 from runtime.cli.keys import new_key
+from tests.e2e.conftest import NO_STANDBY
 from tests.page.browser import browser, needs_chromium, opened, until
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 pytestmark = needs_chromium
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "timeline"]
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["Lisbon", "Oslo"]}}, "required": ["city"], "additionalProperties": false}'
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[LocalNetwork]:
+    with LocalNetwork(engine_settings=NO_STANDBY) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +171,9 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
     )
     tables += f'\n[ledger]\ndirectory = "{tmp_path}"\n'
     with (
-        LocalNetwork(num_sites=1, network_settings=f"require_key = true\n{tables}") as network,
+        LocalNetwork(
+            num_sites=1, network_settings=f"require_key = true\n{tables}", engine_settings=NO_STANDBY
+        ) as network,
         opened(chromium, network.url) as page,
     ):
         page.fill("[aria-label=Key]", "wrong")

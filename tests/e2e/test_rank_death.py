@@ -96,6 +96,9 @@ def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list
     strike(site, undisturbed, rank, signal.SIGSTOP, after_events=60)
 
 
+@pytest.mark.parametrize(
+    "site", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one stage", "two stages"], indirect=True
+)
 def test_a_rank_that_dies_while_nothing_is_asked_is_replaced(site: Process, undisturbed: list[Any]) -> None:
     old = ranks_of(site)
     old[1].kill()

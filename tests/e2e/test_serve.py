@@ -54,6 +54,7 @@ def refusal(*arguments: str) -> str:
     return complaint
 
 
+@pytest.mark.slow
 def test_a_missing_weight_file_is_one_sentence(tmp_path: Path) -> None:
     folder = copy_of_ember(tmp_path / "m")
     (folder / "model.safetensors").unlink()
@@ -107,7 +108,9 @@ def test_an_embedded_model_is_served_by_its_name_alone_with_a_line_to_paste() ->
         assert server.wait(30) == 0
 
 
-@pytest.mark.parametrize("split", [("--tp", "2"), ("--pp", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "split", [("--tp", "2"), pytest.param(("--pp", "2"), marks=pytest.mark.slow)], ids=["--tp 2", "--pp 2"]
+)
 def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tuple[str, str]) -> None:
     port = free_ports(1)[0]
     folder = copy_of_ember(tmp_path / "my-model")
@@ -127,6 +130,7 @@ def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tup
         assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_share_a_model_are_refused_in_one_sentence(tmp_path: Path) -> None:
     complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--device", "cpu", "--tp", "3", "--kv-gib", "0.05")
     assert "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4" in complaint

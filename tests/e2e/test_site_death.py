@@ -7,13 +7,14 @@ import pytest
 
 from load_tests.local_network import LocalNetwork
 from load_tests.scenarios.site_death import FAULTS, Heard, disturb, listen, requests, stream_counts
+from tests.e2e.conftest import NO_STANDBY
 
 BODIES = requests(64, max_tokens=96)  # the first must not have ended when the last begin
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[LocalNetwork]:
-    with LocalNetwork() as running:
+    with LocalNetwork(engine_settings=NO_STANDBY) as running:
         yield running
 
 

@@ -59,19 +59,10 @@ async def in_process() -> AsyncIterator[InProcessEngineClient]:
     await client.close()
 
 
-@pytest.fixture(params=["in process", "socket"])
-async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineClient]:
-    """Either form. A process of its own takes seconds to start, so what the host's loop alone decides is shown in process."""
-    if request.param == "in process":
-        in_process = InProcessEngineClient(CONFIG)
-        yield in_process
-        await in_process.close()
-        return
-    async with host_process(tmp_path) as (process, address):
-        over_socket = SocketEngineClient(address)
-        yield over_socket
-        await over_socket.close()
-        assert await asyncio.to_thread(process.wait, 10) == 0
+@pytest.fixture
+async def client(in_process: InProcessEngineClient) -> EngineClient:
+    """In process: what asks for it is asked of a process of its own too, by one test, since such a one takes seconds to start."""
+    return in_process
 
 
 async def load(client: EngineClient, checkpoint: Path, name: str = "tiny") -> None:
@@ -236,6 +227,22 @@ async def test_an_idle_host_is_heard_from(client: EngineClient, checkpoint: Path
     heard = client.last_event_at
     await until(lambda: client.last_event_at > heard)
     assert client.loads["tiny"].running == 0
+
+
+async def test_a_host_in_a_process_of_its_own_does_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    async with host_process(tmp_path) as (process, address):
+        client = SocketEngineClient(address)
+        for same in (
+            test_refusals_are_errors_with_a_code_and_a_sentence,
+            test_tokens_arrive_in_order_and_as_the_engine_alone_computes_them,
+            test_leaving_the_scope_aborts_and_frees_the_blocks,
+            test_an_idle_host_is_heard_from,
+        ):
+            await same(client, checkpoint)
+            await client.unload_model("tiny")
+        await test_a_checkpoint_that_fails_to_load_leaves_the_host_serving(client, checkpoint, tmp_path)
+        await client.close()
+        assert await asyncio.to_thread(process.wait, 10) == 0
 
 
 async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:

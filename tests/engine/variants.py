@@ -40,6 +40,8 @@ from kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launc
 BLOCK = 16
 CONTEXT = 8192
 NUM_BLOCKS = 4096
+TOKENS = [9 + i % 100 for i in range(CONTEXT)]
+BLOCKS = [1 + i % (NUM_BLOCKS - 1) for i in range(CONTEXT // BLOCK)]
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -237,11 +239,9 @@ KINDS = (
 
 def chunk(length: int, new: int, kind: int, num_groups: int, drafts: int = 0, pending: bool = False) -> Chunk:
     """The last `new` of `length` tokens."""
-    made = Sequence(
-        "s", [9 + i % 100 for i in range(length)], KINDS[kind % len(KINDS)], b"", num_computed_tokens=length - new
-    )
+    made = Sequence("s", TOKENS[:length], KINDS[kind % len(KINDS)], b"", num_computed_tokens=length - new)
     blocks = -(-(length + drafts) // BLOCK)
-    made.tables = [BlockTable([1 + i % (NUM_BLOCKS - 1) for i in range(blocks)]) for _ in range(num_groups)]
+    made.tables = [BlockTable(BLOCKS[:blocks]) for _ in range(num_groups)]
     if pending:
         made.token_ids[-1] = PENDING
     return Chunk(made, length - new, length, True, drafts=(3,) * drafts)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from load_tests import gpu
+from load_tests import ceilings, gpu
+from load_tests.scenarios import engine
 
 LACKING = {
     "msgspec",
@@ -24,6 +25,13 @@ LACKING = {
 }
 
 
+@pytest.fixture
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of pytest within a test imports none of those that are installed, which takes a second, but what it names."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(gpu, "plugins", list)
+
+
 def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({sorted(LACKING)}))\n"  # to import one of them is an error
@@ -33,11 +41,11 @@ def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.usefixtures("no_plugins")
 def test_the_check_counts_tests_by_file_and_leaves_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(gpu, "plugins", list)
     assert gpu.check("cpu", ["tests/kernels/test_rotary.py"]) == 0
     (record,) = tmp_path.glob("*-check.json")
     (counts,) = json.loads(record.read_text())["results"]["files"].values()
@@ -46,8 +54,8 @@ def test_the_check_counts_tests_by_file_and_leaves_a_record(
     assert f"{counts['passed']} passed, 0 failed" in capfd.readouterr().out
 
 
-def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "plugins", list)
+@pytest.mark.usefixtures("no_plugins")
+def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(
         "import pytest\ndef test_one(): pass\n@pytest.mark.cpu_only\ndef test_other(): assert False\n"
     )
@@ -56,6 +64,7 @@ def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path, monke
     assert [row["passed"] + row["failed"] for row in counts.values()] == [1]
 
 
+@pytest.mark.usefixtures("no_plugins")
 def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +79,7 @@ def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_p
         f"def test_{i}(device):\n    assert not device\n    {'device.append(1)' if i == 3 else ''}\n" for i in range(8)
     ]
     (tmp_path / "test_all.py").write_text("".join(tests))
-    monkeypatch.setattr(gpu, "plugins", lambda: ["-n", "1", "--dist", "worksteal"])
+    monkeypatch.setattr(gpu, "plugins", lambda: ["-p", "xdist", "-n", "1", "--dist", "worksteal"])
     _, counts = gpu.run_suite(str(tmp_path), "cuda", [], 60)
     assert sum(row["failed"] for row in counts.values()) == 1
     assert sum(row["passed"] for row in counts.values()) >= 7
@@ -132,8 +141,12 @@ def test_a_bench_that_fails_or_hangs_takes_no_other_along(monkeypatch: pytest.Mo
 
 
 def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and with ceilings that take no seconds."""
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu.bench(True, ["load_tests.scenarios.engine"]) == 0
+    monkeypatch.setattr(sys, "argv", ["engine", "--rehearse"])
+    monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings._MATMULS, "cpu", [(64, 64, 64)])
+    assert engine.main() == 0
     (record,) = tmp_path.glob("*-engine-tiny.json")
     results = json.loads(record.read_text())["results"]
     assert [row["batch"] for row in results["decode"]] == [1, 4]
@@ -144,12 +157,18 @@ def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_rehearsals_of_tuning_and_of_a_models_life_leave_every_row(
+def test_the_rehearsals_of_tuning_of_the_engine_and_of_a_models_life_leave_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setattr(gpu, "BENCHES", {name: 300.0 for name in gpu.BENCHES})
-    assert gpu.bench(True, ["load_tests.scenarios.tune", "load_tests.scenarios.gpu_serving"]) == 0
+    assert (
+        gpu.bench(
+            True, ["load_tests.scenarios.tune", "load_tests.scenarios.engine", "load_tests.scenarios.gpu_serving"]
+        )
+        == 0
+    )
+    assert [*tmp_path.glob("*-engine-tiny.json")]
     (tuned,), (life,) = tmp_path.glob("*-tuned-tiny.json"), tmp_path.glob("*-gpu-serving-50m.json")
     assert [row["tokens"] for row in json.loads(tuned.read_text())["results"]["rows"]][:1] == [1]
     rows = json.loads(life.read_text())["results"]["rows"]

@@ -15,6 +15,12 @@ TEST = "from least import least\n\ndef test_least():\n    assert least(1, 2) == 
 TESTS = ("test_least.py",)
 
 
+@pytest.fixture(autouse=True)
+def _plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs within these tests need none of the plugins that are installed, whose imports take a second."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     project = tmp_path_factory.mktemp("project")

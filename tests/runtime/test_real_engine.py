@@ -36,7 +36,12 @@ class Process:
             self.popen = subprocess.Popen(
                 command, stderr=sink, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}
             )
-        self.url = self.wait_for("ready: ").split()[0]
+        try:
+            self.url = self.wait_for("ready: ").split()[0]
+        except BaseException:
+            self.popen.kill()
+            self.popen.wait()
+            raise
 
     def wait_for(self, text: str) -> str:
         deadline = time.monotonic() + 60

@@ -17,10 +17,22 @@ from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
 from engine.weights.load import WeightLoad
 from tests.adapters import adapted, write_adapter
-from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
-from tests.engine.families import write_family
+from tests.checkpoints import write_checkpoint
+from tests.engine.driver import (
+    Heard,
+    check_all_drafts,
+    drain,
+    drain_preempting,
+    load_engine,
+    one,
+    random_prompt,
+    submit,
+)
+from tests.engine.families import LlamaConfig, config, write_family
 from tests.engine.test_constrained_answers import HERE, crowd, ember
 from tests.engine.test_packing import packed_into
+from tests.engine.test_speculation import assert_drafted, requests, told_without
+from tests.engine.test_speculation import assert_same as assert_same_tokens
 
 DENSE, WINDOWS, SPARSE = "llama, biased", "gemma3, windows but in layer 2, tied", "mixtral, two of five experts"
 LATENT, CHUNKS = (
@@ -128,25 +140,34 @@ def test_two_ranks_compute_the_logits_of_one(tmp_path: Path, pair: KvMemory, fam
         assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
 
 
-def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path) -> None:
-    from tests.checkpoints import write_checkpoint
-    from tests.engine.families import LlamaConfig, config
+def write_llama_of(directory: Path, heads: int, kv_heads: int) -> Path:
+    sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 8}
+    write_checkpoint(directory, config(LlamaConfig, **sizes))
+    return directory
 
-    write_checkpoint(
-        tmp_path, config(LlamaConfig, hidden_size=64, num_attention_heads=8, num_key_value_heads=2, head_dim=8)
-    )
+
+def test_two_ranks_hold_one_key_value_head_twice(tmp_path: Path, pair: KvMemory) -> None:
+    skip_stages(pair, "these share no heads")
+    write_llama_of(tmp_path, heads=4, kv_heads=1)
     expected = drain(load_engine(tmp_path), several())
-    host = group_of(4)
-    with group_memory(host) as memory:
-        model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024), host, memory)
+    with loaded(tmp_path, pair) as model:
         assert_same(drain(model.engine, several()), expected)
         assert model.engine.runner.own.layout.layers[0].segments[0].num_heads == 1
-        model.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{"size": 4}], ids=["four ranks"], indirect=True)
+def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path, ranks: Ranks) -> None:
+    write_llama_of(tmp_path, heads=8, kv_heads=2)
+    expected = drain(load_engine(tmp_path), several())
+    with ranks.loaded(tmp_path) as model:
+        assert_same(drain(model.engine, several()), expected)
+        assert model.engine.runner.own.layout.layers[0].segments[0].num_heads == 1
 
 
 @pytest.mark.parametrize(
     "ranks",
-    [{"size": 4, "stages": 2}, {"size": 3, "stages": 3}],
+    [pytest.param({"size": 4, "stages": 2}, marks=pytest.mark.slow), {"size": 3, "stages": 3}],
     ids=["two stages of two ranks", "three stages"],
     indirect=True,
 )
@@ -213,6 +234,18 @@ def test_grammars_are_followed_and_neighbours_have_the_tokens_of_one_rank(pair: 
     model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), host_of(pair), pair)
     try:
         assert_same(crowd(model.engine), expected)
+    finally:
+        model.close()
+
+
+def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
+    model = load_model(ModelSpec("tiny", str(HERE), "float32", 4096, speculate="grammar,suffix"), host_of(pair), pair)
+    try:
+        check_all_drafts(model.engine)
+        few = requests(12)[:8]
+        expected = {message.sequence_id: told_without(12)[message.sequence_id] for message in few}
+        assert_same_tokens(drain(model.engine, few), expected)
+        assert_drafted(model.engine, at_least=4)
     finally:
         model.close()
 

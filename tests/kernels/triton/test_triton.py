@@ -108,19 +108,27 @@ def test_what_lies_beyond_a_context_is_never_read(operation: Operation) -> None:
         assert torch.equal(operation.triton_form()(**given), operation.triton_form()(**poisoned))
 
 
+SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # how many, and the keys of one that is used
+
+
 @pytest.mark.parametrize("operation", [p for p in ATTENTIONS if "prefill" not in str(p.id)])
-@pytest.mark.parametrize(("number", "least"), [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)])
+@pytest.mark.parametrize(
+    "turns", [(0, 2), pytest.param((1, 3, 4), marks=pytest.mark.slow)], ids=["two of each case", "the others"]
+)
 def test_a_split_context_gives_what_a_whole_one_gives(
-    operation: Operation, number: int, least: int, monkeypatch: pytest.MonkeyPatch
+    operation: Operation, turns: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(split_kv, "num_splits", lambda programs, keys, device: number)
-    monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))  # keys of a split that is used
-    for case in operation.cases:
+    for i, case in enumerate(operation.cases):
         given = case.make(torch.float32)
         lens = given["context_lens"] if "context_lens" in given else given["batch"].context_lens
-        if len(lens):
-            expected = operation.reference(**in_double(given))
-            assert_close(case.name, expected, operation.triton_form()(**given), 10 * 2.0**-24)
+        if not len(lens):
+            continue
+        expected = operation.reference(**in_double(given))
+        for number, least in (SPLITS[(i + turn) % len(SPLITS)] for turn in turns):
+            monkeypatch.setattr(split_kv, "num_splits", lambda programs, keys, device, number=number: number)
+            monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))
+            name = f"{case.name}, {number} splits"
+            assert_close(name, expected, operation.triton_form()(**copied(given)), 10 * 2.0**-24)
 
 
 def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
