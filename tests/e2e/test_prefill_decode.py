@@ -148,8 +148,15 @@ def test_prompts_go_to_the_other_host_and_texts_stay_the_same(site: Split) -> No
     assert_nothing_is_open(site)
 
 
-@pytest.mark.parametrize("victim", ROLES)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("how", "victim"),
+    [
+        (signal.SIGSTOP, "prefill"),
+        (signal.SIGKILL, "decode"),
+        pytest.param(signal.SIGKILL, "prefill", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "decode", marks=pytest.mark.slow),
+    ],
+)
 def test_neither_hosts_death_costs_a_token(site: Split, victim: str, how: signal.Signals) -> None:
     draw = random.Random(f"{victim}{how}")
     numbers = [draw.randrange(10**6) for _ in range(4)]

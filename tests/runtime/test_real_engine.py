@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +80,32 @@ def site_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = directory / "ams1.toml"
     file.write_text(
         'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
-        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\n'
+        '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\nstandby = false\n'
         f'[[models]]\nname = "tiny"\nsource = "{directory}/tiny"\n'
     )
     return file
 
 
-@pytest.fixture
-def process(site_file: Path, tmp_path: Path) -> Iterator[Process]:
-    started = Process(site_file, tmp_path / "log")
+@contextmanager
+def running(site_file: Path, log: Path) -> Iterator[Process]:
+    started = Process(site_file, log)
     yield started
     if started.popen.poll() is None:
         started.popen.kill()
         started.popen.wait()
+
+
+@pytest.fixture
+def process(site_file: Path, tmp_path: Path) -> Iterator[Process]:
+    with running(site_file, tmp_path / "log") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def lasting(site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """For tests that end no site."""
+    with running(site_file, tmp_path_factory.mktemp("lasting") / "log") as started:
+        yield started
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -105,14 +119,14 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_engine_host_that_is_told_to_end_costs_no_stream(process: Process) -> None:
+def test_an_engine_host_that_is_told_to_end_costs_no_stream(lasting: Process) -> None:
     continued = 'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0'
-    with httpx.Client(base_url=process.url, timeout=30) as client:
+    with httpx.Client(base_url=lasting.url, timeout=30) as client:
         whole = client.post(CHAT, json=ENDLESS).text
 
         def ends_in_mid_stream() -> bool:
             """Whoever is held up between the first line and the signal may find that the engine has computed all of it."""
-            engine = process.engine()
+            engine = lasting.engine()
             with client.stream("POST", CHAT, json=ENDLESS) as answer:
                 lines = answer.iter_lines()
                 said = [next(lines)]
@@ -120,7 +134,7 @@ def test_an_engine_host_that_is_told_to_end_costs_no_stream(process: Process) ->
                 said += list(lines)
             assert [line for line in said if line][-1] == "data: [DONE]"
             assert texts(said) == texts(whole.splitlines())
-            eventually(lambda: process.has_another_engine(engine))
+            eventually(lambda: lasting.has_another_engine(engine))
             return continued in client.get("/metrics").text
 
         eventually(ends_in_mid_stream)
@@ -183,11 +197,11 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
     eventually(lambda: is_gone(site))
 
 
-def test_choices_share_their_prompt_and_draw_as_if_alone(process: Process) -> None:
+def test_choices_share_their_prompt_and_draw_as_if_alone(lasting: Process) -> None:
     prompt = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
     asked = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "ignore_eos": True, "temperature": 1, "seed": 40}
     asked |= {"presence_penalty": 0.5, "repetition_penalty": 1.1}
-    with httpx.Client(base_url=process.url, timeout=30) as client:
+    with httpx.Client(base_url=lasting.url, timeout=30) as client:
         together = client.post("/v1/completions", json={**asked, "n": 3}).json()
         alone = [client.post("/v1/completions", json={**asked, "seed": 40 + i}).json() for i in range(3)]
         assert [c["text"] for c in together["choices"]] == [answer["choices"][0]["text"] for answer in alone]

@@ -36,7 +36,7 @@ def some_row(chance: random.Random, vocab: int) -> SamplingRow:
     )
 
 
-@pytest.mark.parametrize("vocab", [1, 63, 64, 431])
+@pytest.mark.parametrize("vocab", [1, pytest.param(63, marks=pytest.mark.slow), 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
 def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each: of smaller ones 431 entries take 20 s

@@ -121,9 +121,12 @@ dry_run.DECODES, dry_run.PROMPTS = ((1, 200), (2, 33), (5, 1600), (128, 700), (9
 again = dry_run_launches(llama_of(2)) + dry_run_launches(llama_of(2, "mean"))
 variants = {launch.variant for launch in known}
 found["new at other lengths"] = [str(launch.variant) for launch in distinct(again) if launch.variant not in variants]
-cache = os.environ["TRITON_CACHE_DIR"]
-found["compiled"] = compile_launches(known).num_variants
 found["functions"] = sorted({launch.function.__name__ for launch in known})
+cache = os.environ["TRITON_CACHE_DIR"]
+some = [launch.variant for launch in distinct(known)[::4]]  # the slow sweep of tests/engine/test_variants.py compiles all
+found["some"] = len(some)
+known, again = ([launch for launch in launches if launch.variant in some] for launches in (known, again))
+found["compiled"] = compile_launches(known).num_variants
 files = sorted(os.listdir(cache))
 for launch in known:
     launch.function.device_caches.clear()
@@ -149,7 +152,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_what_a_model_launches_is_compiled_before(found: dict[str, Any]) -> None:
     assert {"_attend", "_rms_norm", "_gated", "_rotate_and_cache", "_tops", "_pick", "_pool"} <= {*found["functions"]}
-    assert found["compiled"] == found["files"] > len(found["functions"])
+    assert found["compiled"] == found["files"] == found["some"] > 5
 
 
 def test_no_length_asks_for_another_variant(found: dict[str, Any]) -> None:
