@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -38,6 +38,7 @@ help:
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
+	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
@@ -141,6 +142,9 @@ soak: $(DEV)
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger
+
+bench-stages: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.stages
 
 # SUITE=... is a checkout of JSON Schema's own test suite, whose schemas are asked for as well.
 bench-structured: $(DEV)

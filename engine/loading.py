@@ -156,7 +156,7 @@ class ModelLoading(NamedTuple):
 
     @property
     def stages(self) -> list[range]:
-        """The layers of each stage, as even as their products with a token are."""
+        """The layers of each stage, as even as the time of a decode step is."""
         num_stages = 1 if self.links is None else self.links.num_stages
         return plan_model(self.raw_config).stages(num_stages) if num_stages > 1 else [range(self.config.num_layers)]
 

@@ -34,10 +34,9 @@ class WeightShape(NamedTuple):
     def numbers(self) -> int:
         return self.rows * max(1, self.columns) * max(1, self.experts)
 
-    @property
-    def multiplied(self) -> int:
-        """Products with one token's numbers: none of a vector or of a table that is looked up."""
-        return 0 if self.part in ("embedding", "norms") else self.rows * self.columns * self.active
+    def num_read(self, tokens: int) -> float:
+        """Return of how many such matrices a step of so many tokens reads any: of experts those that a token goes to, if each is as likely."""
+        return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 1.0
 
 
 def projections(

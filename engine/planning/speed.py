@@ -110,7 +110,7 @@ def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, token
     experts = float(parts.pop("experts", 0))
     shape = next((shape for _, shape in model.weights() if shape.experts), None)
     if shape is not None:
-        experts *= 1 - (1 - shape.active / shape.experts) ** tokens
+        experts *= shape.num_read(tokens) / shape.experts
     return sum(parts.values()) + experts
 
 

@@ -192,6 +192,17 @@ def test_stages_are_as_even_as_layers_allow() -> None:
     assert max(times) <= 20.0, "whole layers"
 
 
+def test_layers_of_experts_weigh_what_a_step_of_decodes_reads_of_them() -> None:
+    model = plan_model({
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 768, "num_hidden_layers": 16, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2048, "moe_intermediate_size": 384, "num_experts": 16,
+        "num_experts_per_tok": 4, "mlp_only_layers": [*range(8)], "vocab_size": 32_000, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+    })  # fmt: skip
+    assert [len(layers) for layers in model.stages(2)] == [10, 6], "as even by products with one token: 5 and 11"
+    assert model._replace(dtype="float32").stages(2) == model.stages(2)
+
+
 def test_the_device_leaves_to_the_cache_what_nothing_else_takes() -> None:
     total = GPUS["h100"].memory_bytes
     left = left_for_kv(total, 16 * GIB, GIB)
