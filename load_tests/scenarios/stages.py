@@ -1,9 +1,9 @@
 """Pipeline stages of a model with uneven layers on this CPU, cut by cost beside as many layers each: `make bench-stages` runs it:
 python -m load_tests.scenarios.stages.
 
-Dense layers, then layers of experts, and a head that weighs as much as several layers. Every stage's step is timed by turns, in one process with one
-thread, through the parts of the model that the stage has. In steady state, with as many steps under way as stages, a stage waits in every step for the
-slowest: its idle share is 1 - its time / the slowest's.
+Dense layers, then layers of experts, and a head that weighs as much as several layers. Every stage's step is timed by turns, in one process with
+one thread, through the parts of the model that the stage has. In steady state, with as many steps under way as stages, a stage waits in every step
+for the slowest: its idle share is 1 - its time / the slowest's.
 """
 
 import argparse
