@@ -91,8 +91,8 @@ def build_app(
     limits = TenantLimits(network.door, network.tenant_limits, network.accounts, secret, clock)
     admission = AdmissionFilter(access_of(network), limits)
     places = ClientPlaces.of(network.clients)
-    recordings = DurableStreams(network.durable, clock)
-    accounting = accounting_of(network, secret)
+    recordings = recordings_of(network, secret, clock)
+    accounting = accounting_of(network, secret, recordings)
     proxy = Proxy(
         relay,
         admission,
@@ -129,6 +129,8 @@ def build_app(
         ):
             monitor = HealthMonitor(backends.values(), status_fetch(probing, secret, clocks), network.health, clock)
             tasks = [asyncio.create_task(monitor.run()), asyncio.create_task(feed.run())]
+            if recordings.journals is not None:
+                tasks.append(asyncio.create_task(recordings.sweep()))
             if places.database is not None:
                 tasks.append(asyncio.create_task(places.database.watch()))
             if accounting.ledger is not None:
@@ -168,7 +170,20 @@ def build_app(
     return app
 
 
-def accounting_of(network: NetworkConfig, secret: str) -> Accounting:
+def recordings_of(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
+    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    folder = network.durable.directory
+    if folder is not None and not secret:
+        raise ConfigError(
+            f"another router can go on with a durable stream only at sites that know it: set {HOP_SECRET_ENV}, here and there"
+        )
+    try:
+        return DurableStreams(network.durable, clock)
+    except OSError as error:
+        raise ConfigError(f"durable.directory {folder} cannot be used: {error}") from None
+
+
+def accounting_of(network: NetworkConfig, secret: str, recordings: DurableStreams) -> Accounting:
     """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time)
@@ -179,7 +194,8 @@ def accounting_of(network: NetworkConfig, secret: str) -> Accounting:
         raise ConfigError(
             f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
         )
-    return Accounting(prices, Ledger(config, Path(config.directory).expanduser(), prices), quotas)
+    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
+    return Accounting(prices, ledger, quotas)
 
 
 def batches_of(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:

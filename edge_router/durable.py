@@ -1,110 +1,85 @@
-"""Streams that can be read again: the events of each are kept, in memory, until some time after its end, and outlive the client that asked.
+"""Streams that can be read again: the events of each are kept until some time after its end, and outlive the client that asked.
 
 A recording takes the place of the client towards the proxy, so that a durable stream goes on at another site as any other does. Its events are
 numbered, and only here: clients that read line by line expect none in a stream that cannot be read again. A stream belongs to its tenant; nobody else
-learns that there is one. Bounded in bytes and in time. Knows no sites.
+learns that there is one. Kept in memory and, where the configuration names a folder, in a journal (journal.py): then any router that has the folder
+serves the stream's readers, and goes on with the answer when the router at work on it has ended. Bounded in bytes and in time. Knows no sites.
 """
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import orjson
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
+from dialects.table import is_final
 from edge_router.admission import AdmissionFilter, tenant_of
-from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
+from edge_router.downstream import Downstream, DownstreamGone
+from edge_router.event_buffer import EVENT_BYTES, LAST_EVENT_ID, EventBuffer
+from edge_router.journal import (
+    AnswerBegun,
+    Asked,
+    Entry,
+    Journal,
+    Journals,
+    StreamEnded,
+    StreamStopped,
+    Told,
+    points_of,
+)
+from edge_router.ledger.records import UsageRecord
+from edge_router.proxied import BegunAnswer
+from edge_router.relay import DeliveryLog
+from edge_router.request import Head
 from sites.network import DurableConfig
+from wire.continuation import AnswerName
 from wire.errors import ApiError
-from wire.sse import CONTENT_TYPE, HEARTBEAT, Event, EventDecoder, encode_event
+from wire.headers import OURS
+from wire.sse import CONTENT_TYPE, EventDecoder
+from wire.usage import UsedTokens
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
-LAST_EVENT_ID = "last-event-id"
-EVENT_BYTES = 200  # what an event costs beside its bytes
-HEARTBEAT_S = 10.0
+FOLLOW_S = 0.1  # between looks at a stream that another router is at work on
+CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
 
-
-class EventBuffer:
-    """One stream's events, numbered from 1 by their ids, for any number of readers."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.is_ended = False
-        self._events: list[bytes] = []
-        self._changed = asyncio.Event()
-
-    def add(self, event: Event) -> None:
-        name = event.name.decode("latin-1") if event.name else None
-        raw = encode_event(event.data or b"", len(self._events) + 1, name)
-        self._events.append(raw)
-        self.num_bytes += len(raw) + EVENT_BYTES
-
-    def place_after(self, event_id: str) -> int:
-        """Raises ApiError for an id that this stream has not had."""
-        if not event_id:
-            return 0
-        if event_id.isascii() and event_id.isdigit() and len(event_id) < 10 and int(event_id) <= len(self._events):
-            return int(event_id)
-        raise ApiError(
-            "invalid_request",
-            f"this stream has no event {event_id[:100]!r}: leave {LAST_EVENT_ID} out to read it from its beginning",
-        )
-
-    async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """Events from there on, as many at once as there are, until the end; a comment where there are none for long."""
-        while True:
-            if place < len(self._events):
-                batch = b"".join(self._events[place:])
-                place = len(self._events)
-                yield batch
-            elif self.is_ended:
-                return
-            else:
-                try:
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        await self.change()
-                except TimeoutError:
-                    yield HEARTBEAT
-
-    def notify(self) -> None:
-        """Wake all readers."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def change(self) -> None:
-        await self._changed.wait()
-
-
-class RecordedAnswer(NamedTuple):
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes | None  # of a refusal: there is no stream
+log = logging.getLogger(__name__)
 
 
 class DurableStream:
     """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
-    def __init__(self, name: str, tenant: bytes, client: ResponseWriter, config: DurableConfig) -> None:
+    def __init__(self, name: str, asked: Asked, head: Head, config: DurableConfig) -> None:
         self.name = name
-        self.tenant = tenant
-        self.head = client.head
-        self.address = client.address  # where it was when it asked: it may have left
-        self.request_id = client.request_id
-        self.answer: RecordedAnswer | None = None
+        self.asked = asked
+        self.head = head
+        self.address = asked.address  # where its client was when it asked: it may have left
+        self.request_id = asked.request_id
+        self.answer: AnswerBegun | None = None
+        self.log = DeliveryLog()
         self.events = EventBuffer()
-        self.body_bytes = 0  # of the request, for as long as it may have to be sent to another site
-        self.ended_at: float | None = None
+        self.journal: Journal | None = None
         self.task: asyncio.Task[None] | None = None
         self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
 
     @property
     def num_bytes(self) -> int:
-        return self.events.num_bytes + self.body_bytes
+        """With the request's, for as long as that may have to be sent to another site."""
+        return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
+
+    @property
+    def begun(self) -> BegunAnswer:
+        part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
+        return BegunAnswer(self.asked.answer, self.log, part)
 
     # what the proxy calls
 
@@ -113,31 +88,32 @@ class DurableStream:
         return self.answer is not None and self.answer.body is None
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        self.answer = RecordedAnswer(status, headers, body)
-        self.events.notify()
+        await self._keep(AnswerBegun(status, tuple(headers), body))
 
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
-        self.answer = RecordedAnswer(status, headers, None)
-        self.events.notify()
+        await self._keep(AnswerBegun(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
         """`batch` is whole events. Raises ApiError where they are more than is kept."""
-        for event in EventDecoder(len(batch) + 1).feed(batch):
-            if event.data is not None:
-                self.events.add(event)
-            if self.events.num_bytes > self._max_bytes:
-                sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
-                raise ApiError("aborted", sentence)
-        self.events.notify()
+        if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
+            sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
+            raise ApiError("aborted", sentence)
+        points = tuple(self.log.untold or ())
+        if points:
+            self.log.untold = []
+        await self._keep(Told(batch, points))
 
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
 
     async def refuse(self, error: ApiError) -> None:
+        journal = self.journal
         if self.is_streaming:
-            for event in EventDecoder().feed(error.event(self.head.dialect)):
-                self.events.add(event)
-            self.events.notify()
+            last = error.event(self.head.dialect)
+            if journal is None or journal.is_ours or journal.has_failed:
+                await self._keep(Told(last, ()))
+            else:  # it may go on elsewhere: whoever reads on there has no number of this
+                self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
             body = orjson.dumps(error.body(self.head.dialect))
@@ -154,26 +130,61 @@ class DurableStream:
 
     # what readers call
 
-    async def begun(self) -> RecordedAnswer:
+    async def begun_answer(self) -> AnswerBegun:
         """Raises ApiError where the stream was stopped before its answer began."""
-        while self.answer is None and self.ended_at is None:
+        while self.answer is None and self.events.ended_at is None:
             await self.events.change()
         if self.answer is None:
             raise ApiError("aborted", "the stream was stopped before its answer began")
         return self.answer
 
-    def end(self, now: float) -> None:
-        self.ended_at = now
-        self.body_bytes = 0
-        self.events.is_ended = True
+    # of its journal
+
+    def replay(self, entries: list[Entry]) -> bool:
+        """Take in what another router has written. Return whether that was all of the answer."""
+        for entry in entries:
+            self._apply(entry)
+        for point in points_of(entries):
+            self.log.add(point)
         self.events.notify()
+        last = self.events.last
+        return StreamEnded() in entries or (last is not None and is_final(last))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Tell whether another router can make the rest of it, or all where nothing was told."""
+        return self.log.has_begun or (self.events.last is None and self.head.may_be_repeated)
+
+    async def _keep(self, entry: AnswerBegun | Told) -> None:
+        """Raises ApiError where somebody has stopped the stream at another router."""
+        if self.journal is not None:
+            try:
+                await self.journal.keep(entry)
+            except StreamStopped:
+                raise ApiError("aborted", "the stream was stopped") from None
+        self._apply(entry)
+        self.events.notify()
+
+    def _apply(self, entry: Entry) -> None:
+        if isinstance(entry, AnswerBegun):
+            self.answer = entry
+        elif isinstance(entry, Told):
+            for event in EventDecoder(len(entry.events) + 1).feed(entry.events):
+                if event.data is not None:
+                    self.events.add(event)
+
+
+Work = Callable[[DurableStream], Coroutine[Any, Any, None]]
 
 
 class DurableStreams:
     """All of a router's. A name is 128 random bits, but that alone opens nothing: the tenant must be the same."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
+        """Raises OSError where the folder cannot be used."""
         self.config = config
+        self.work: Work | None = None  # fills a recording, and raises nothing
+        self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock
         self._all: OrderedDict[str, DurableStream] = OrderedDict()
 
@@ -184,10 +195,90 @@ class DurableStreams:
     def num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._all.values())
 
-    def start(
-        self, tenant: bytes, client: Downstream, work: Callable[[DurableStream], Coroutine[Any, Any, None]]
-    ) -> DurableStream:
-        """Raises ApiError while those that have not ended fill the memory. `work` fills the recording and raises nothing."""
+    async def start(self, tenant: bytes, client: Downstream, body: bytes) -> DurableStream:
+        """Raises ApiError while those that have not ended fill the memory."""
+        self._check_room()
+        head = client.head
+        kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
+        asked = Asked(
+            tenant, head.method, head.path, head.target, kept, head.scheme, client.address, client.request_id, body, AnswerName.fresh()
+        )  # fmt: skip
+        recording = DurableStream(secrets.token_hex(16), asked, head, self.config)
+        if self.journals is not None:
+            recording.journal = await self.journals.begin(recording.name, asked)
+            recording.log.untold = None if recording.journal is None else []
+        assert self.work is not None
+        self._add(recording, self.work)
+        return recording
+
+    async def find(self, name: str, head: Head, tenant: bytes) -> DurableStream:
+        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. Raises ApiError: somebody else's
+        stream is none."""
+        self.forget()
+        recording = self._all.get(name)
+        if recording is None and self.journals is not None:
+            recording = await self._found(self.journals, name, head, tenant)
+        elif recording is not None and recording.journal is not None and not await recording.journal.is_there():
+            await self.stop(recording)
+            recording = None
+        if recording is None or recording.asked.tenant != tenant:
+            raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
+        return recording
+
+    async def stop(self, recording: DurableStream) -> None:
+        """Ends it if it has not ended, and forgets it."""
+        if recording.journal is not None:
+            recording.journal.remove()
+        await self._leave(recording)
+
+    async def close(self) -> None:
+        """Another router may go on with those that are kept."""
+        for recording in tuple(self._all.values()):
+            await self._leave(recording)
+        if self.journals is not None:
+            self.journals.close()
+
+    async def sweep(self) -> None:
+        """Delete journals whose time is over, as long as this runs."""
+        assert self.journals is not None
+        await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
+
+    def as_kept(self, record: UsageRecord) -> UsageRecord:
+        """Return what a router that was killed has counted of a stream, without the tokens that its journal lacks: nobody was told them, and whoever
+        goes on makes and counts them again."""
+        name, _, part = record.request.part.partition(".")
+        if self.journals is None or not part or record.outcome != "recovered":
+            return record
+        try:
+            parts = self.journals.parts(name)
+        except OSError as error:
+            log.error("the last tokens of a durable stream may be counted twice: %s", error)
+            return record
+        if parts is None:  # long over
+            return record
+        told, before = DeliveryLog(), UsedTokens()
+        for entries in parts[: int(part)]:
+            before = told.used
+            for point in points_of(entries):
+                told.add(point)
+        return replace(record, tokens=told.used.minus(before))
+
+    def forget(self) -> None:
+        """What is past its time, and of what has ended as much as does not fit."""
+        now = self._clock()
+        for name, recording in list(self._all.items()):
+            ended_at = recording.events.ended_at
+            if ended_at is not None and now - ended_at > self.config.keep_s:
+                del self._all[name]
+        excess = self.num_bytes - self.config.max_total_mib * 2**20
+        for recording in sorted(self._all.values(), key=lambda kept: kept.events.ended_at or now) if excess > 0 else ():
+            if excess <= 0:
+                break
+            if recording.events.ended_at is not None:
+                del self._all[recording.name]
+                excess -= recording.num_bytes
+
+    def _check_room(self) -> None:
         self.forget()
         if self.num_bytes >= self.config.max_total_mib * 2**20:
             raise ApiError(
@@ -195,60 +286,85 @@ class DurableStreams:
                 "the router keeps as many durable streams as it can: ask again later, or without durable",
                 retry_after_s=5,
             )
-        recording = DurableStream(secrets.token_hex(16), tenant, client, self.config)
+
+    def _add(self, recording: DurableStream, work: Work) -> None:
         self._all[recording.name] = recording
         recording.task = asyncio.create_task(self._run(recording, work))
-        return recording
 
-    def find(self, name: str, tenant: bytes) -> DurableStream:
-        """Raises ApiError: somebody else's stream is none."""
-        self.forget()
-        recording = self._all.get(name)
-        if recording is None or recording.tenant != tenant:
-            raise ApiError("not_found", "there is no such stream: it was never yours, or its time is over")
-        return recording
-
-    async def stop(self, recording: DurableStream) -> None:
-        """Ends it if it has not ended, and forgets it."""
+    async def _leave(self, recording: DurableStream) -> None:
         self._all.pop(recording.name, None)
         if recording.task is not None:
             recording.task.cancel()
             await asyncio.gather(recording.task, return_exceptions=True)
+        if recording.journal is not None:
+            recording.journal.release()
+        recording.events.end(self._clock())  # its task may not have begun
 
-    async def close(self) -> None:
-        for recording in tuple(self._all.values()):
-            await self.stop(recording)
+    async def _found(self, journals: Journals, name: str, head: Head, tenant: bytes) -> DurableStream | None:
+        """Return another router's stream, followed from now on. Raises ApiError."""
+        journal: Journal | None = None
+        try:
+            journal = await journals.find(name)
+            entries = [] if journal is None else await journal.read()
+        except OSError as error:
+            log.warning("a durable stream cannot be read: %s", error)
+            entries = []
+        if name in self._all or not entries or not isinstance(asked := entries[0], Asked) or asked.tenant != tenant:
+            if journal is not None:
+                journal.release()
+            return self._all.get(name)
+        assert journal is not None
+        self._check_room()
+        credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
+        began = Head(asked.method, asked.path, asked.target, [*asked.headers, *credentials], scheme=asked.scheme)
+        began.holder = head.holder
+        recording = DurableStream(name, asked, began, self.config)
+        recording.journal = journal
+        is_over = recording.replay(entries)
+        self._add(recording, partial(self._follow, journal=journal, is_over=is_over))
+        return recording
 
-    def forget(self) -> None:
-        """What is past its time, and of what has ended as much as does not fit."""
-        now = self._clock()
-        for name, recording in list(self._all.items()):
-            if recording.ended_at is not None and now - recording.ended_at > self.config.keep_s:
-                del self._all[name]
-        excess = self.num_bytes - self.config.max_total_mib * 2**20
-        for recording in sorted(self._all.values(), key=lambda kept: kept.ended_at or now) if excess > 0 else ():
-            if excess <= 0:
-                break
-            if recording.ended_at is not None:
-                del self._all[recording.name]
-                excess -= recording.num_bytes
+    async def _follow(self, recording: DurableStream, journal: Journal, *, is_over: bool) -> None:
+        """Read along while another router is at work on a stream, and go on with it behind that one's end."""
+        try:
+            while not (is_over or journal.is_ours):
+                await asyncio.sleep(FOLLOW_S)
+                is_over = recording.replay(await journal.read())
+            if is_over:
+                return
+            await journal.begin_behind()
+        except (OSError, StreamStopped) as error:
+            return await recording.refuse(
+                ApiError("aborted", f"the stream cannot be read on: {error or 'it was stopped'}")
+            )
+        if not recording.may_go_on:
+            sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"
+            return await recording.refuse(ApiError("upstream_lost", sentence))
+        recording.log.untold = []
+        assert self.work is not None
+        await self.work(recording)
 
-    async def _run(self, recording: DurableStream, work: Callable[[DurableStream], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, recording: DurableStream, work: Work) -> None:
+        journal = recording.journal
         try:
             async with asyncio.timeout(self.config.max_age_s):
                 await work(recording)
         except TimeoutError:
             await recording.refuse(ApiError("aborted", f"the stream had not ended after {self.config.max_age_s:g} s"))
         except asyncio.CancelledError:
+            if journal is not None:
+                journal.release()
             await recording.refuse(recording.last_words)
             raise
         finally:
-            recording.end(self._clock())
+            if journal is not None:
+                journal.release(StreamEnded())
+            recording.events.end(self._clock())
 
 
 async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
     """To a client that reads along or again."""
-    answer = await recording.begun()
+    answer = await recording.begun_answer()
     if answer.body is not None:
         return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
     kept = [pair for pair in answer.headers if pair[0] not in ("content-type", "content-length")]
@@ -294,7 +410,8 @@ class StreamRoutes:
 
     async def _answer(self, client: Downstream) -> None:
         head = client.head
-        recording = self._recordings.find(head.path.removeprefix(PATH), tenant_of(head, self._secret))
+        name = head.path.removeprefix(PATH)
+        recording = await self._recordings.find(name, head, tenant_of(head, self._secret))
         if head.method == "DELETE":
             await self._recordings.stop(recording)
             return await client.respond(204, [], b"")

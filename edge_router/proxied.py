@@ -4,6 +4,7 @@ Facts and the rules by which they change. Sending, choosing and telling the clie
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from edge_router.request import ValidRequest
 from edge_router.site_failure import SiteFailed
 from edge_router.upstream import AttemptLimits, Lost
 from sites.network import RelayConfig
+from wire.continuation import AnswerName, ContinuationError
 from wire.errors import ApiError
 from wire.usage import UsedTokens
 
@@ -24,6 +26,14 @@ SHARE = (
 )
 FLOOR_PER_S = 5.0  # what fills the bucket besides: three sites' tries of a client that is alone
 MOST = 100.0  # tries that a quiet time may have saved up
+
+
+class BegunAnswer(NamedTuple):
+    """An answer that is recorded, and so may go on at another router."""
+
+    name: AnswerName
+    log: DeliveryLog
+    part: str  # of its journal that is written from here on, as NAME.1; empty: there is none
 
 
 class SiteTries:
@@ -128,6 +138,19 @@ class ProxiedRequest:
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
         self._config = config
 
+    def go_on(self, begun: BegunAnswer, now: float) -> None:
+        """Give the answer its name, and where another router had begun it, go on behind what that one told. Raises ApiError."""
+        self.log = begun.log
+        if self.request.answer_name is not None:
+            self.request = replace(self.request, answer_name=begun.name)
+        if begun.log.has_begun:
+            try:
+                self.cut("", Lost("router", "it was relaying it"), now)
+            except ContinuationError as error:
+                raise ApiError("upstream_lost", f"the router was lost before the end of its answer: {error}") from None
+            self.recovery.delivered_at = now
+            self.log.metered_before = self.log.used
+
     def answered_whole(self, tokens: UsedTokens) -> None:
         self.whole = tokens
         if self.log.meter is not None:
@@ -180,8 +203,8 @@ class ProxiedRequest:
 
     @property
     def delivered_tokens(self) -> int:
-        """What the client has had of the answer."""
-        return self.log.num_tokens + self.whole.output + self.log.num_uncounted
+        """What the client has had of the answer by this router."""
+        return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
 
     @property
     def is_at_first_try(self) -> bool:
@@ -191,7 +214,8 @@ class ProxiedRequest:
         """What a client is told whose stream cannot go on."""
         lost = self.recovery.lost
         assert lost is not None
-        sentence = f"the site {self.recovery.lost_site} was lost before the end of its answer: {lost}"
+        who = f"the site {self.recovery.lost_site}" if self.recovery.lost_site else "the router"
+        sentence = f"{who} was lost before the end of its answer: {lost}"
         if self.tries.failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
             sentence += f"; no other site could continue it: {tried}"

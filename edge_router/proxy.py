@@ -22,7 +22,7 @@ from edge_router.durable import DurableStream, DurableStreams, accepted, tell
 from edge_router.ledger.accounting import Accounting, Charge
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
-from edge_router.proxied import ProxiedRequest
+from edge_router.proxied import BegunAnswer, ProxiedRequest
 from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large, wants_durable
 from edge_router.selection import SiteSelector
@@ -72,6 +72,7 @@ class Proxy:
         self.under_way: set[ProxiedRequest] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
+        recordings.work = self._record
         metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
@@ -113,26 +114,25 @@ class Proxy:
             is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
             if not is_durable:
                 return await client.while_present(self.forward(client, body))
-            recording = self.recordings.start(
-                tenant_of(head, self.parser.secret), client, lambda made: self._record(made, body, client.address)
-            )
-            recording.body_bytes = len(body)
+            recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
             if is_async:
                 return await accepted(recording, client)
             with contextlib.suppress(DownstreamGone):  # the stream goes on without it
                 await client.while_present(tell(recording, client, 0))
 
-    async def _record(self, recording: DurableStream, body: bytes, address: str) -> None:
-        with self.admission.limits.held(recording.head, address):
-            await self.handle(recording, self.forward(recording, body))
+    async def _record(self, recording: DurableStream) -> None:
+        with self.admission.limits.held(recording.head, recording.address):
+            await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
 
-    async def forward(self, client: ResponseWriter, body: bytes) -> None:
+    async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
         proxied = self.proxied(request)
+        if begun is not None:
+            proxied.go_on(begun, self._clock())
         charge: Charge | None = None
         try:
-            charge = self.accounting.begin(request, self.selector.own_name)
+            charge = self.accounting.begin(request, self.selector.own_name, "" if begun is None else begun.part)
             proxied.log.meter = None if charge is None else charge.meter
             limits.charge(head, request.conversation.tokens)
             self.under_way.add(proxied)

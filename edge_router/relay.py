@@ -26,7 +26,7 @@ from wire.continuation import (
 from wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
 from wire.usage import UsedTokens
 
-Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
 MAX_HELD_BYTES = (
     8 << 20
@@ -71,9 +71,10 @@ class DeliveryLog:
         self.num_tokens = 0
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self.meter: Meter | None = None  # where it is written down
+        self.metered_before = UsedTokens()  # by another router, which began the answer
+        self.untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
         self._choices: list[_Choice] = []
-        self._cached_tokens = 0
-        self._num_events = 0
+        self._last = ResumePoint(0, ())
 
     def add(self, point: ResumePoint) -> None:
         """Raises ContinuationError for a choice that has ended."""
@@ -85,18 +86,27 @@ class DeliveryLog:
         choice.token_ids.extend(point.token_ids)
         choice.finish_reason = point.finish_reason
         self.num_tokens += len(point.token_ids)
-        self._cached_tokens = point.cached_tokens
-        self._num_events = point.num_events
+        self._last = point
         if self.meter is not None:
-            counts = UsedTokens(point.prompt_tokens, point.cached_tokens, self.num_tokens, point.reasoning_tokens)
-            self.meter.count(counts)
+            self.meter.count(self.used.minus(self.metered_before))
+        if self.untold is not None:
+            self.untold.append(point)
+
+    @property
+    def used(self) -> UsedTokens:
+        point = self._last
+        return UsedTokens(point.prompt_tokens, point.cached_tokens, self.num_tokens, point.reasoning_tokens)
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._choices)
 
     def delivery(self) -> bytes:
         """Return what the site that goes on is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
         if not self._choices:
             return b""
         choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
-        encoded = encode_delivery(Delivery(choices, self._cached_tokens, self._num_events))
+        encoded = encode_delivery(Delivery(choices, self._last.cached_tokens, self._last.num_events))
         if len(encoded) > MAX_DELIVERED_BYTES:
             raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
         return encoded

@@ -193,8 +193,14 @@ class NetworkModelConfig(Table, frozen=True, kw_only=True):
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that can be read again. Their events are kept in this router's memory."""
+    """Streams that can be read again. Their events are kept in this router's memory, and in a directory that routers may share."""
 
+    directory: Annotated[
+        str | None,
+        Meta(
+            description="in which each router that has it goes on with what another one began; unset: a stream ends with its router"
+        ),
+    ] = None
     max_stream_mib: Annotated[Positive, Meta(description="of one stream, beyond which it is ended")] = 8.0
     max_total_mib: Annotated[Positive, Meta(description="of all; the ones that ended first are forgotten first")] = (
         256.0

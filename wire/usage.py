@@ -15,6 +15,13 @@ class UsedTokens(NamedTuple):
     output: int = 0  # reasoning included
     reasoning: int = 0
 
+    def minus(self, other: "UsedTokens") -> "UsedTokens":
+        return (
+            UsedTokens(*(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True)))
+            if any(other)
+            else self
+        )
+
 
 def encode_used_tokens(counts: UsedTokens) -> str:
     return ",".join(map(str, counts))

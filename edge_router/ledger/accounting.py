@@ -32,9 +32,9 @@ class Accounting:
             for row in ledger.used_since(quotas.day_began_s):
                 quotas.begin_with(row["account"], row["prompt_tokens"] + row["output_tokens"], row["cost"] or 0)
 
-    def begin(self, request: ValidRequest, own_name: Callable[[str], str]) -> Charge | None:
-        """Begin to count a model's work. `own_name` is of a model that may have an alias. Raises ApiError for a model that is not the account's,
-        where too little is left of a quota, and while nothing can be written down."""
+    def begin(self, request: ValidRequest, own_name: Callable[[str], str], part: str = "") -> Charge | None:
+        """Begin to count a model's work. `own_name` is of a model that may have an alias, `part` of a journal that keeps the answer. Raises ApiError
+        for a model that is not the account's, where too little is left of a quota, and while nothing can be written down."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None
@@ -48,7 +48,7 @@ class Accounting:
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
             reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)
         try:
-            return Charge(self.ledger.begin(request, model), reserved)
+            return Charge(self.ledger.begin(request, model, part), reserved)
         except ApiError:
             self.quotas.settle(reserved, 0, 0)
             raise

@@ -39,9 +39,15 @@ class Ledger:
     """Run `run()` as a task; `close()` behind it."""
 
     def __init__(
-        self, config: LedgerConfig, directory: Path, prices: PriceList, clock: Callable[[], float] = time.time
+        self,
+        config: LedgerConfig,
+        directory: Path,
+        prices: PriceList,
+        clock: Callable[[], float] = time.time,
+        kept: Callable[[UsageRecord], UsageRecord] | None = None,
     ) -> None:
-        """`clock`: seconds since the epoch. Raises ConfigError."""
+        """`clock`: seconds since the epoch; `kept` returns what a router that was killed has left as another one knows it that has gone on. Raises
+        ConfigError."""
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
         self._config = config
@@ -57,7 +63,8 @@ class Ledger:
             self._meters = MeterFile(directory / "meters", config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
-        for number, record in self._meters.left_behind():
+        for number, counted in self._meters.left_behind():
+            record = counted if kept is None else kept(counted)
             if record.tokens == NOTHING:
                 self._meters.free(number)
             else:
@@ -78,7 +85,7 @@ class Ledger:
             log.error("what was used today is known only in part: %s", error)
             return waiting
 
-    def begin(self, request: ValidRequest, model: str) -> Meter:
+    def begin(self, request: ValidRequest, model: str, part: str = "") -> Meter:
         """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
@@ -86,7 +93,7 @@ class Ledger:
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
         # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
-        entry = MeteredRequest(name, request.request_id, account, key, model, self._clock())
+        entry = MeteredRequest(name, request.request_id, account, key, model, self._clock(), part)
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()

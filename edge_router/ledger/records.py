@@ -19,6 +19,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     key: str
     model: str  # its own name, where a site that has it tells; else as the request has it
     started_s: float  # since the epoch
+    part: str = ""  # of the journal that keeps the answer of a durable stream
 
 
 class UsageRecord(msgspec.Struct, frozen=True):

@@ -3,12 +3,12 @@ death."""
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from edge_router.downstream import Downstream
 from edge_router.durable import DurableStream, DurableStreams
+from edge_router.journal import Asked
 from edge_router.request import Head, wants_durable
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock
@@ -26,12 +26,14 @@ from tests.edge_router.fakes import (
     sites,
     stream_of,
 )
+from wire.continuation import AnswerName
 from wire.errors import ApiError
 from wire.sse import Event, EventDecoder, encode_event
 
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 DURABLE = {"stream_options": {"durable": True, "include_usage": True}}
 HEAD = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [])
+ASKED = Asked(b"alice", "POST", HEAD.path, HEAD.target, (), "http", "", "q", b"", AnswerName(1, 2, "0" * 24))
 
 
 def events(body: bytes) -> list[Event]:
@@ -73,9 +75,9 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
 
 @pytest.mark.parametrize("ids", [(None, None, None), (None, "0", None, "1", "1", None), ("9", "8", "x")])
 async def test_each_event_is_a_place_of_its_own_whatever_a_function_calls_it(ids: tuple[str | None, ...]) -> None:
-    recording = DurableStream("r", b"alice", SimpleNamespace(head=HEAD, address="", request_id="q"), DurableConfig())
+    recording = DurableStream("r", ASKED, HEAD, DurableConfig())
     await recording.write(b"".join(encode_event(b"%d" % i, event_id) for i, event_id in enumerate(ids)))
-    recording.end(1.0)
+    recording.events.end(1.0)
     kept = events(b"".join([batch async for batch in recording.events.read(0)]))
     for i, each in enumerate(kept):
         assert each.event_id is not None
@@ -205,22 +207,23 @@ async def test_what_is_kept_of_one_stream_is_bounded() -> None:
 async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_there_are_too_many() -> None:
     clock = Clock()
     kept = DurableStreams(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
 
     async def work(recording: DurableStream) -> None:
         await recording.start_stream(200, [])
         await recording.write(encode_event(b"x" * 400))
 
-    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    kept.work = work
     names = []
     for _ in range(3):
-        recording = kept.start(b"alice", client, work)
+        recording = await kept.start(b"alice", client, b"")
         names.append(recording.name)
         assert recording.task is not None
         await recording.task
         clock.advance(1)
     with pytest.raises(ApiError, match="no such stream"):
-        kept.find(names[0], b"alice")
-    assert kept.find(names[2], b"alice").ended_at is not None
+        await kept.find(names[0], HEAD, b"alice")
+    assert (await kept.find(names[2], HEAD, b"alice")).events.ended_at is not None
     clock.advance(61)
     kept.forget()
     assert len(kept) == 0
