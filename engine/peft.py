@@ -1,4 +1,4 @@
-"""An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors, read without torch and without its numbers.
+"""An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors, read without torch.
 
 Says which projections it changes, by what rank and scale, and refuses by name what is not a plain low-rank adapter: then the answers would be others
 than those it was trained for. Formulas: LoRA (Hu et al. 2021) scales B A by alpha / r, rsLoRA (Kalajdzievski 2023) by alpha / sqrt(r).
@@ -12,16 +12,20 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.errors import CheckpointError
+from engine.weights.checkpoint import read_header
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 64
 _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
+_BF16_EXPONENT = 0x7F80  # all ones in what is infinite or no number
 _PIECE = 4 << 20
 # Fields that change nothing of what is computed from the tensors, and fields with the only values that change nothing.
 _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
-    "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "peft_type",
-    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "model_type",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
 })  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -57,11 +61,35 @@ def projection_key(module: str) -> str:
     return module[at:] if at >= 0 else module
 
 
-def describe(directory: Path) -> AdapterDescription:
-    """Read what an adapter is. Raises AdapterError."""
-    from safetensors import SafetensorError, safe_open  # not at a host's start
+def check(
+    directory: Path, most_rank: int = MOST_RANK, base: Mapping[str, tuple[int, int]] | None = None
+) -> AdapterDescription:
+    """Read what an adapter is, and all of its numbers. `base`: rows and columns of the projections that a model lets adapters change; None: of
+    whichever model it is. Raises AdapterError, also for one that would change nothing."""
+    described = describe(directory)
+    if described.rank > most_rank:
+        raise AdapterError(f"it has rank {described.rank}; adapters of ranks up to {most_rank} are taken here")
+    for key, adapted in described.projections.items():
+        if base is not None:
+            check_shape(key, adapted, base.get(key))
+    if not any(adapted.scale for adapted in described.projections.values()):
+        raise AdapterError(f"{CONFIG}: lora_alpha is 0, so that it changes nothing")
+    _check_numbers(directory / WEIGHTS)
+    return described
 
-    config, path = _read_config(directory), directory / WEIGHTS
+
+def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | None) -> None:
+    """Raise AdapterError where a projection is not the model's. `base`: rows and columns of that one; None: adapters may change none of the name."""
+    if base is None:
+        raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
+    if (adapted.rows, adapted.columns) != base:
+        there = f"[{adapted.rows}, {adapted.columns}]"
+        raise AdapterError(f"it is of another model: {key} is {there} there, and [{base[0]}, {base[1]}] here")
+
+
+def describe(directory: Path) -> AdapterDescription:
+    """Read what an adapter is, without its numbers. Raises AdapterError."""
+    config, path = read_config(directory), directory / WEIGHTS
     if not path.is_file():
         pickled = (directory / "adapter_model.bin").exists()
         raise AdapterError(
@@ -70,17 +98,33 @@ def describe(directory: Path) -> AdapterDescription:
             else f"{directory} has no {WEIGHTS}; an adapter is a directory as PEFT's save_pretrained writes it"
         )
     try:
-        with safe_open(path, framework="np") as file:
-            tensors = {
-                name: (file.get_slice(name).get_dtype(), tuple(file.get_slice(name).get_shape()))
-                for name in sorted(file.keys())
-            }
-    except (SafetensorError, OSError) as error:
+        stored = read_header(path)
+    except (CheckpointError, OSError) as error:
         raise AdapterError(f"{path} cannot be read: {error}") from None
+    tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in sorted(stored.items())}
     projections = dict(_projections(config, tensors))
     if not projections:
         raise AdapterError(f"{path} holds no tensors of an adapter")
     return AdapterDescription(max(each.rank for each in projections.values()), path.stat().st_size, projections)
+
+
+def _check_numbers(path: Path) -> None:
+    """Raise AdapterError for a tensor with NaN or infinity."""
+    import numpy as np  # not at a site's start
+
+    try:
+        stored = read_header(path)
+        content = np.memmap(path, np.uint8, "r")
+    except (CheckpointError, OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from None
+    for name, tensor in stored.items():
+        raw = content[tensor.start : tensor.end]
+        if tensor.dtype == "BF16":
+            is_finite = bool(((raw.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT).all())
+        else:
+            is_finite = bool(np.isfinite(raw.view("<f4" if tensor.dtype == "F32" else "<f2")).all())
+        if not is_finite:
+            raise AdapterError(f"tensor {name} holds NaN or infinity")
 
 
 def digest_of(directory: Path) -> str:
@@ -98,7 +142,8 @@ def digest_of(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read what an adapter's config says. Raises AdapterError for what is none of a plain low-rank adapter."""
     try:
         config = json.loads((directory / CONFIG).read_bytes())
     except OSError:

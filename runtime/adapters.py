@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dialects.requests import ValidGeneration
-from engine.peft import CONFIG, WEIGHTS, AdapterError, describe, digest_of
+from engine.peft import CONFIG, WEIGHTS, AdapterError, check, describe, digest_of
 from engine.protocol import AdapterSource
 from sites.config import ConfigError
 from sites.site import ModelConfig
@@ -93,7 +93,7 @@ def refuse_unusable(models: Iterable[ModelConfig]) -> None:
     for config in models:
         for adapter in config.adapters:
             try:
-                describe(_place(adapter.path))
+                check(_place(adapter.path))
             except AdapterError as error:
                 raise ConfigError(f"model {config.name!r}: adapter {adapter.name!r} cannot be used: {error}") from None
 

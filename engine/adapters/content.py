@@ -16,6 +16,7 @@ from engine.peft import (
     AdaptedProjection,
     AdapterDescription,
     AdapterError,
+    check_shape,
     describe,
     digest_of,
     projection_key,
@@ -79,7 +80,7 @@ def of_stage(
                 raise AdapterError(
                     f"it changes {key}, which the first stage's layers have not: serve the model without stages"
                 )
-            _check_shape(key, adapted, part)
+            check_shape(key, adapted, _shape_of(part))
             _halves(adapted, tensors, part, dtype)
     return description._replace(projections=own)
 
@@ -93,11 +94,8 @@ def _kind_of(key: str) -> str:
     return _LAYER.sub("", key)
 
 
-def _check_shape(key: str, adapted: AdaptedProjection, part: MatrixPart) -> None:
-    if (adapted.rows, adapted.columns) != (part.rows.total, part.columns.total):
-        raise AdapterError(
-            f"it is of another model: {key} is [{adapted.rows}, {adapted.columns}] there, and [{part.rows.total}, {part.columns.total}] here"
-        )
+def _shape_of(part: MatrixPart) -> tuple[int, int]:
+    return part.rows.total, part.columns.total
 
 
 def make_content(
@@ -106,9 +104,7 @@ def make_content(
     """Lay an adapter out. Raises AdapterError."""
     numbers = {projection_key(part.name): number for number, part in enumerate(projections)}
     for key, adapted in description.projections.items():
-        if key not in numbers:
-            raise AdapterError(f"it changes {key}, which this model has not, or whose adapters are not computed here")
-        _check_shape(key, adapted, projections[numbers[key]])
+        check_shape(key, adapted, _shape_of(projections[numbers[key]]) if key in numbers else None)
     sizes = {
         key: num_values(padded_rank(adapted.rank), projections[numbers[key]].rows.size, projections[numbers[key]].columns.size)
         for key, adapted in description.projections.items()

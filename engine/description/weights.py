@@ -38,6 +38,11 @@ class WeightShape(NamedTuple):
         """Return of how many such matrices a step of so many tokens reads any: of experts those that a token goes to, if each is as likely."""
         return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 1.0
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Tell whether adapters may change it: it is a product of a layer's that is computed as it is stored."""
+        return self.columns > 0 and not (self.experts or self.is_wide or self.is_unpacked)
+
 
 def projections(
     part: Part, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool = False, unit: int = 1

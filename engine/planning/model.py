@@ -13,6 +13,7 @@ from engine.description.registry import PARSERS, ArchitectureConfig, find_archit
 from engine.description.weights import Part, WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
+from engine.peft import projection_key
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, read_quantization
 from engine.protocol import KvDtype
@@ -64,6 +65,10 @@ class PlannedModel(NamedTuple):
         yield from ((None, shape) for shape in self.outer)
         for i, layer in enumerate(self.layers):
             yield from ((i, shape) for shape in layer)
+
+    def adapted_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of each projection that adapters may change, by the key that their descriptions have."""
+        return {projection_key(each.name): each[2:4] for layer in self.layers for each in layer if each.takes_adapters}
 
     def cached_layers(self, place: RankPlace) -> list[CachedLayer]:
         """Return what the rank keeps of each token."""

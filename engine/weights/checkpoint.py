@@ -137,7 +137,7 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     index_file = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.exists():
-        return _read_header(single)
+        return read_header(single)
     if (directory / GGUF_INDEX).exists():
         listed, file = read_json(directory, GGUF_INDEX), directory / GGUF_FILE
         return {name: _stored_tensor(file, name, entry, 0, file.stat().st_size) for name, entry in listed.items()}
@@ -149,7 +149,7 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
         file = directory / file_name
         if not file.exists():
             raise CheckpointError(f"{file_name} is missing from {directory}, though {index_file.name} lists it")
-        stored |= _read_header(file)
+        stored |= read_header(file)
     for name, file_name in weight_map.items():
         if name not in stored:
             raise CheckpointError(f"tensor {name} is missing from {file_name}, though {index_file.name} puts it there")
@@ -167,7 +167,8 @@ def _weight_map(index_file: Path) -> dict[str, str]:
     return files
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Return a file's tensors, each of them within it. Raises CheckpointError."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         header_bytes = int.from_bytes(opened.read(8), "little")

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engine.peft import CONFIG, WEIGHTS, AdapterDescription, AdapterError, describe
+from engine.peft import CONFIG, WEIGHTS, AdapterDescription, AdapterError, check, describe
 from runtime.adapters import is_name
 from runtime.cli.errors import CliError
 
@@ -73,7 +73,7 @@ def remove(name: str, folder: Path) -> None:
 
 def _described(directory: Path) -> AdapterDescription:
     try:
-        return describe(directory)
+        return check(directory)
     except AdapterError as error:
         raise CliError(f"{directory} cannot be used as an adapter: {error}.") from None
     except OSError as error:

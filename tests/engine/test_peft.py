@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.adapters.content import read_content
-from engine.peft import CONFIG, WEIGHTS, AdapterError, describe, digest_of, projection_key
+from engine.peft import CONFIG, WEIGHTS, AdapterError, check, describe, digest_of, projection_key
 from engine.protocol import AdapterSource
 from engine.weights.shard import MatrixPart, Shard
 from kernels.lora import COLUMNS
@@ -140,6 +140,42 @@ def test_a_rank_that_is_too_large_is_refused(adapter: Path) -> None:
     configured(adapter, rank_pattern={r"layers\.0\.self_attn\.q_proj": 65})
     with pytest.raises(AdapterError, match="rank 65; adapters of ranks up to 64 are computed"):
         describe(adapter)
+
+
+def half(tensors: dict[str, torch.Tensor], dtype: torch.dtype, value: float) -> None:
+    tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
+    tensors[NAME][1, 2] = value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_door_reads_every_number(adapter: Path, dtype: torch.dtype) -> None:
+    stored(adapter, lambda tensors: half(tensors, dtype, 0.5))
+    assert check(adapter).rank == 4
+    for value in (math.nan, -math.inf):
+        stored(adapter, lambda tensors, value=value: half(tensors, dtype, value))  # type: ignore[misc]
+        with pytest.raises(AdapterError, match=r"layers\.0\.self_attn\.q_proj\.lora_A\.weight holds NaN or infinity"):
+            check(adapter)
+
+
+def test_the_door_knows_the_base_the_largest_rank_and_what_would_change_nothing(adapter: Path) -> None:
+    base = {projection_key(part.name): (part.rows.total, part.columns.total) for part in projections()}
+    assert check(adapter, 4, base).rank == 4
+    for base_now, most, why in (
+        (
+            base | {"layers.1.mlp.up_proj": (30, 42)},
+            4,
+            r"of another model: layers\.1\.mlp.up_proj is \[123, 42\] there",
+        ),
+        ({key: base[key] for key in base if "down" not in key}, 4, "down_proj, which this model has not"),
+        (base, 3, "it has rank 4; adapters of ranks up to 3 are taken here"),
+    ):
+        with pytest.raises(AdapterError, match=why):
+            check(adapter, most, base_now)
+    configured(adapter, lora_alpha=0)
+    with pytest.raises(AdapterError, match="lora_alpha is 0, so that it changes nothing"):
+        check(adapter)
+    configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as Workers AI wants its files to say
+    assert check(adapter).rank == 4
 
 
 def test_pickled_missing_and_torn_files_are_refused(adapter: Path, tmp_path: Path) -> None:

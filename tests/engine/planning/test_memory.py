@@ -10,6 +10,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loading import load_model
+from engine.peft import projection_key
 from engine.planning.devices import GIB, GPUS, cpu, parse_devices
 from engine.planning.memory import (
     StepLimits,
@@ -58,6 +59,10 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkey
         assert rank.weights_bytes == loaded.engine.info.weights_bytes
         tables = [part for table in filled[-1].model.rotary for part in (table.cos, table.sin)]
         assert rank.tables_bytes == sum(table.nbytes for table in tables)
+        projections = loaded.engine.runner.model.projections
+        assert model.adapted_shapes() == {
+            projection_key(part.name): (part.rows.total, part.columns.total) for part in projections
+        }
         layout = block_layout(model, ALONE, 16, model.config.context_length)
         assert layout is not None
         assert layout.block_bytes == loaded.engine.runner.layout.block_bytes
