@@ -13,11 +13,20 @@ from dialects.json_schemas import Schema, components
 from dialects.openai_chat import ChatBody
 from dialects.openai_completions import CompletionBody
 from dialects.openai_responses import RESPONSE_SCHEMA, ResponsesBody
-from dialects.workers_ai import RunBody, RunEmbeddingBody
+from dialects.workers_ai import FinetuneBody, RunBody, RunEmbeddingBody
 from wire.chat import ChatCompletion, Completion, ListedModel, ModelList
 from wire.embeddings import EmbeddingList
 from wire.errors import Dialect
-from wire.workers_ai import EmbeddingResult, Envelope, ModelCard, Task, TextResult, TokenState
+from wire.workers_ai import (
+    EmbeddingResult,
+    Envelope,
+    FinetuneAsset,
+    ListedFinetune,
+    ModelCard,
+    Task,
+    TextResult,
+    TokenState,
+)
 
 ACCOUNT = "/client/v4/accounts/{account_id}/ai"
 _REFERENCE = "#/components/schemas/{name}"
@@ -74,7 +83,13 @@ OPERATIONS = (
     ApiOperation("get", f"{ACCOUNT}/models/search", "Cards of models", _NATIVE, Envelope[tuple[ModelCard, ...]], query=_SEARCH),
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),
-    ApiOperation("get", f"{ACCOUNT}/finetunes", "Fine-tuned models", _NATIVE, Envelope[tuple[()]]),
+    ApiOperation("get", f"{ACCOUNT}/finetunes", "The adapters of an account", _NATIVE, Envelope[tuple[ListedFinetune, ...]]),
+    ApiOperation("post", f"{ACCOUNT}/finetunes", "Begin to upload an adapter", _NATIVE, Envelope[ListedFinetune], FinetuneBody),
+    ApiOperation("delete", f"{ACCOUNT}/finetunes/{{finetune_id}}", "Remove an adapter", _NATIVE, Envelope[ListedFinetune]),
+    ApiOperation("post", f"{ACCOUNT}/finetunes/{{finetune_id}}/finetune-assets", "Upload a file of an adapter, as a form with file and file_name",
+              _NATIVE, Envelope[FinetuneAsset]),
+    ApiOperation("get", f"{ACCOUNT}/finetunes/public", "The adapters for everybody", _NATIVE, Envelope[tuple[ListedFinetune, ...]],
+              query=(("limit", _NUMBER), ("offset", {"type": "integer", "minimum": 0}))),
     ApiOperation("get", "/client/v4/user/tokens/verify", "Whether a token works", _NATIVE, Envelope[TokenState]),
 )  # fmt: skip
 

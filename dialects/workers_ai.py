@@ -47,6 +47,15 @@ class RunEmbeddingBody(Body, frozen=True, kw_only=True):
     pooling: Literal["mean", "cls"] | None = None
 
 
+class FinetuneBody(Body, frozen=True, kw_only=True):
+    """A fine-tune to be created at /ai/finetunes."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=200)]
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    description: Annotated[str, Meta(max_length=1000)] = ""
+    public: bool = False
+
+
 class ValidRun(ValidGeneration, frozen=True):
     pass
 
@@ -78,6 +87,17 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         ignored=ignored,
         lora=body.lora or None,
     )
+
+
+def parse_finetune(raw: bytes) -> FinetuneBody:
+    """Raises ApiError."""
+    body, _ = parse_body(FinetuneBody, raw, strict=False)
+    if body.public:
+        sentence = (
+            "public: adapters for everybody are the site's, which names them in its file or a model's adapters_dir"
+        )
+        raise ApiError("unsupported_parameter", sentence, param="public")
+    return body
 
 
 def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBody]:

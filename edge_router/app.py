@@ -32,6 +32,7 @@ from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS, RequestParser, hop_secret
+from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
 from edge_router.routes import OwnRoutes, method_not_allowed, not_found, own_version
 from edge_router.selection import SiteSelector
 from edge_router.session import SessionTable
@@ -59,6 +60,7 @@ class RouterApp(Starlette):
     streams: StreamRoutes
     responses: ResponsesApp
     batches: BatchRoutes
+    finetunes: RoutedFinetunes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
@@ -69,6 +71,8 @@ class RouterApp(Starlette):
             app = self.responses
         elif scope["type"] == "http" and _is_for_batches(scope["path"], scope.get("query_string", b"")):
             app = self.batches
+        elif scope["type"] == "http" and "/ai/finetunes" in scope["path"] and is_about_finetunes(scope["path"]):
+            app = self.finetunes
         elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
             app = self.proxy
         elif scope["type"] == "http" and scope["path"].startswith(PATH):
@@ -139,6 +143,9 @@ def build_app(
                 tasks.append(asyncio.create_task(objectives.run()))
             if batches is not None:
                 batches.start()
+            if secret:
+                proxy.selector.finetunes.orders = orders
+                tasks.append(asyncio.create_task(proxy.selector.finetunes.run()))
             proxy.upstream, proxy.selector.hints = upstream, hints
             operations = Operations(backends, orders)
             page.actions, page.timeline = operations.by_name(), operations.timeline
@@ -166,6 +173,7 @@ def build_app(
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.proxy, app.tunnels, app.streams = proxy, tunnels, StreamRoutes(recordings, admission, secret)
     app.batches = BatchRoutes(proxy, batches)
+    app.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
     app.responses = ResponsesApp(proxy, admission.access, int(relay.max_body_mib * 2**20))
     return app
 

@@ -29,10 +29,14 @@ class DataPlaces:
     def allowed(self, request: ValidRequest, own_name: str | None) -> AllowedSites | None:
         """Return the sites that may be asked; None: all. `own_name`: the model's, of which the request may have an alias."""
         holder = request.head.holder
-        names = None if holder is None else self._accounts.get(holder.account.name)
-        why = [] if holder is None or names is None else [f"of the account {holder.account.name}"]
+        return self.of(None if holder is None else holder.account.name, own_name, request.model)
+
+    def of(self, account: str | None, own_name: str | None, model: str | None) -> AllowedSites | None:
+        """Return the same for an account's data that is for a model, under either name."""
+        names = None if account is None else self._accounts.get(account)
+        why = [] if names is None else [f"of the account {account}"]
         for pattern, of_model in self._models:
-            if any(name is not None and fnmatchcase(name, pattern) for name in (own_name, request.model)):
+            if any(name is not None and fnmatchcase(name, pattern) for name in (own_name, model)):
                 names = of_model if names is None else names & of_model
                 why.append(f"for the model {own_name}")
         return None if names is None else AllowedSites(names, " and ".join(why))

@@ -49,7 +49,7 @@ from wire.deployments import (
     decode_deployments,
     encode,
 )
-from wire.errors import ApiError, Dialect
+from wire.errors import ApiError, Dialect, message_of
 from wire.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, hop_is_genuine, sign_hop
 
 STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
@@ -344,7 +344,7 @@ class DeploymentApi:
                 if answer.status == 404:
                     return None
                 if answer.status != 200:
-                    return Tried(False, f"the site refused it: {_message_of(data)}")
+                    return Tried(False, f"the site refused it: {message_of(data)}")
                 return msgspec.json.decode(data, type=Tried)
         except TimeoutError:
             return Tried(False, f"nothing was heard within {session.timeout.total:g} s")
@@ -407,10 +407,3 @@ def _serves_functions(backend: Backend) -> bool:
 def _refused(error: ApiError) -> Response:
     body = msgspec.json.encode(error.body(Dialect.OPENAI))
     return Response(body, error.status(Dialect.OPENAI), dict(error.headers()), JSON)
-
-
-def _message_of(data: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(data)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return data[:200].decode(errors="replace")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from edge_router.backend import Backend, Ticket
 from edge_router.data_places import AllowedSites, DataPlaces, refusal
+from edge_router.finetunes import SiteFinetunes
 from edge_router.hints import WakeHints
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import BackendView, Policy, Preference, RouteRequest, may_serve
@@ -51,6 +52,7 @@ class SiteSelector:
     ) -> None:
         self.backends = backends
         self.places = places
+        self.finetunes = SiteFinetunes(backends, places)
         self.retries = RetryBudget(clock)
         self.hints: WakeHints | None = None  # while the application runs
         self._config = config
@@ -69,8 +71,10 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request."""
+        """Return the sites that may see the request, and have its adapter if an account has uploaded that."""
         views = [backend.view() for backend in self.backends.values()]
+        if holders := self.finetunes.asked_by(request):
+            views = [view for view in views if view.name in holders]
         allowed = self._allowed(request)
         return views if allowed is None else [view for view in views if view.name in allowed.names]
 

@@ -3,12 +3,14 @@
 import asyncio
 import uuid
 from collections.abc import Mapping
+from io import BytesIO
 from typing import NamedTuple
 
 import aiohttp
 import msgspec
 
 from edge_router.health import reason_of
+from edge_router.request import aside_if_large
 from edge_router.site_clocks import SiteClocks
 from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
 
@@ -19,6 +21,11 @@ MAX_ANSWER = 1 << 20
 class Answered(NamedTuple):
     status: int  # of HTTP; 0: there was no answer
     detail: str  # what the site said, or why it said nothing
+
+
+class SiteAnswer(NamedTuple):
+    status: int  # likewise
+    body: bytes
 
 
 class SiteOrders:
@@ -37,20 +44,35 @@ class SiteOrders:
         return await self._ask("GET", site, path, b"")
 
     async def _ask(self, method: str, site: str, path: str, body: bytes) -> Answered:
-        headers = {"content-type": "application/json", REQUEST_ID: (request_id := uuid.uuid4().hex)}
-        if self._secret:
-            hop = Hop(method, path, request_id, site)
-            headers[HOP] = sign_hop(self._secret, self._clocks.now_s(site), hop, body)
+        told = await self.exchange(method, site, path, body)
+        return Answered(told.status, told.body.decode("utf-8", "replace"))
+
+    async def exchange(
+        self,
+        method: str,
+        site: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        most_bytes: int = MAX_ANSWER,
+    ) -> SiteAnswer:
+        """Send a request and return the answer, cut at `most_bytes`. A large body is signed in a thread."""
+        named = {"content-type": "application/json", **(headers or {}), REQUEST_ID: (request_id := uuid.uuid4().hex)}
         try:
-            async with (
-                asyncio.timeout(TIMEOUT_S),
-                self._session.request(method, self._urls[site] + path, data=body, headers=headers) as answer,
-            ):
-                told = bytearray()
-                while len(told) < MAX_ANSWER and (part := await answer.content.read(MAX_ANSWER)):
-                    told += part
-                return Answered(answer.status, told.decode("utf-8", "replace"))
+            async with asyncio.timeout(timeout_s):
+                if self._secret:
+                    hop = Hop(method, path, request_id, site)
+                    signed = self._secret, self._clocks.now_s(site), hop, body
+                    named[HOP] = await aside_if_large(body, sign_hop, *signed)
+                url = self._urls[site] + path
+                async with self._session.request(method, url, data=BytesIO(body), headers=named) as answer:
+                    told = bytearray()
+                    while len(told) < most_bytes and (part := await answer.content.read(1 << 20)):
+                        told += part
+                    return SiteAnswer(answer.status, bytes(told))
         except TimeoutError:
-            return Answered(0, f"no answer within {TIMEOUT_S:g} s")
+            return SiteAnswer(0, f"no answer within {timeout_s:g} s".encode())
         except (aiohttp.ClientError, OSError) as error:
-            return Answered(0, reason_of(error))
+            return SiteAnswer(0, reason_of(error).encode())

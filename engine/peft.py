@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
-from engine.weights.checkpoint import read_header
+from engine.weights.checkpoint import StoredTensor, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 64
 _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
+_MOST_HEADER_BYTES = 16 << 20
+_MOST_PATTERNS = 4096
+# A pattern with one repetition, of no group, takes at most as many steps as the square of the name's length: another's may take years.
+_PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
+_MOST_CHARACTERS = 300  # of a tensor's name or a pattern
 _BF16_EXPONENT = 0x7F80  # all ones in what is infinite or no number
 _PIECE = 4 << 20
 # Fields that change nothing of what is computed from the tensors, and fields with the only values that change nothing.
@@ -97,10 +102,7 @@ def describe(directory: Path) -> AdapterDescription:
             if pickled
             else f"{directory} has no {WEIGHTS}; an adapter is a directory as PEFT's save_pretrained writes it"
         )
-    try:
-        stored = read_header(path)
-    except (CheckpointError, OSError) as error:
-        raise AdapterError(f"{path} cannot be read: {error}") from None
+    stored = read_tensors(path)
     tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in sorted(stored.items())}
     projections = dict(_projections(config, tensors))
     if not projections:
@@ -108,16 +110,26 @@ def describe(directory: Path) -> AdapterDescription:
     return AdapterDescription(max(each.rank for each in projections.values()), path.stat().st_size, projections)
 
 
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Read where an adapter's tensors lie. Raises AdapterError for what is no safetensors file, and for one whose tensors lie in one another."""
+    try:
+        stored, size = read_header(path, _MOST_HEADER_BYTES), path.stat().st_size
+    except (CheckpointError, OSError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from None
+    if sum(tensor.end - tensor.start for tensor in stored.values()) > size:
+        raise AdapterError(f"{path} cannot be read: its tensors lie in one another")
+    return stored
+
+
 def _check_numbers(path: Path) -> None:
     """Raise AdapterError for a tensor with NaN or infinity."""
     import numpy as np  # not at a site's start
 
     try:
-        stored = read_header(path)
         content = np.memmap(path, np.uint8, "r")
-    except (CheckpointError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise AdapterError(f"{path} cannot be read: {error}") from None
-    for name, tensor in stored.items():
+    for name, tensor in read_tensors(path).items():
         raw = content[tensor.start : tensor.end]
         if tensor.dtype == "BF16":
             is_finite = bool(((raw.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT).all())
@@ -148,7 +160,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         config = json.loads((directory / CONFIG).read_bytes())
     except OSError:
         raise AdapterError(f"{directory} has no {CONFIG}; an adapter is a directory as PEFT writes it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{directory / CONFIG} is not JSON: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
@@ -163,11 +175,12 @@ def read_config(directory: Path) -> dict[str, Any]:
 def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Any:
     """Yield each projection by its key. Raises AdapterError for tensors that are not A and B of one."""
     halves: dict[str, dict[str, str]] = {}
+    ranks, alphas = (_patterns(config, field) for field in ("rank_pattern", "alpha_pattern"))
     for name, (dtype, shape) in tensors.items():
-        found = _TENSOR.fullmatch(name)
+        found = _TENSOR.fullmatch(name) if len(name) <= _MOST_CHARACTERS else None
         if found is None:
             raise AdapterError(
-                f"tensor {name} is no lora_A or lora_B of a linear layer, and nothing else is computed here"
+                f"tensor {name[:_MOST_CHARACTERS]} is no lora_A or lora_B of a linear layer, and nothing else is computed here"
             )
         if dtype not in _FLOATS or len(shape) != 2 or not all(shape):
             raise AdapterError(
@@ -178,27 +191,35 @@ def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[
         if len(names) < 2:
             raise AdapterError(f"{module} has {next(iter(names.values()))} without its other half")
         (rank, columns), (rows, of_b) = tensors[names["A"]][1], tensors[names["B"]][1]
-        wanted = _pattern(config, "rank_pattern", module, config.get("r"))
+        wanted = _matched(ranks, module, config.get("r"))
         if not (isinstance(wanted, int) and rank == of_b == wanted):
             raise AdapterError(f"{module} has rank {rank} in A and {of_b} in B, and {CONFIG} says {wanted!r}")
         if rank > MOST_RANK:
             raise AdapterError(f"{module} has rank {rank}; adapters of ranks up to {MOST_RANK} are computed")
-        alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+        alpha = _matched(alphas, module, config.get("lora_alpha"))
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise AdapterError(f"{CONFIG}: lora_alpha of {module} is {alpha!r}; it must be a number")
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         yield projection_key(module), AdaptedProjection(names["A"], names["B"], rank, rows, columns, scale)
 
 
-def _pattern(config: dict[str, Any], field: str, module: str, default: Any) -> Any:
-    """Return the value of the first pattern that the end of a module's name matches, as PEFT looks it up."""
+def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
+    """Return the patterns of a field, with what they say of the modules whose names' ends they match, as PEFT looks them up."""
     patterns = config.get(field) or {}
-    if not isinstance(patterns, dict):
-        raise AdapterError(f"{CONFIG}: {field} must be an object")
+    if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
+        raise AdapterError(f"{CONFIG}: {field} must be an object of at most {_MOST_PATTERNS} patterns")
+    found = []
     for pattern, value in patterns.items():
+        if len(pattern) > _MOST_CHARACTERS or not _PATTERN.fullmatch(pattern):
+            sentence = f"{pattern[:_MOST_CHARACTERS]!r}, which repeats more than one part of it, or a group"
+            raise AdapterError(f"{CONFIG}: {field} has the pattern {sentence}: name the modules")
         try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return value
-        except re.error as error:
+            found.append((re.compile(rf"(.*\.)?({pattern})$"), value))
+        except (re.error, RecursionError) as error:
             raise AdapterError(f"{CONFIG}: {field} has the pattern {pattern!r}, which is none: {error}") from None
-    return default
+    return found
+
+
+def _matched(patterns: list[tuple[re.Pattern[str], Any]], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches."""
+    return next((value for pattern, value in patterns if pattern.match(module)), default)

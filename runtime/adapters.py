@@ -1,4 +1,5 @@
-"""The adapters that a site knows: for each of its models, those that its file names, and each folder of a directory of adapters.
+"""The adapters that a site knows: for each of its models, those that its file names, each folder of a directory of adapters, and what accounts have
+uploaded, each for itself.
 
 Requests name one as `model:adapter`, or beside the model where a dialect has a field for it. An adapter is read when it is first asked for, so that
 ten thousand of them cost a start nothing; one whose files are no longer there is unknown. Refuses to know slots and sequences, which are the
@@ -9,15 +10,18 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from dialects.requests import ValidGeneration
 from engine.peft import CONFIG, WEIGHTS, AdapterError, check, describe, digest_of
 from engine.protocol import AdapterSource
+from runtime.finetunes import FinetuneStore
 from sites.config import ConfigError
 from sites.site import ModelConfig
 from wire.errors import ApiError
+from wire.finetunes import Finetune
 
 SEPARATOR = ":"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -36,30 +40,49 @@ class _Version(NamedTuple):
 
 
 class AdapterRegistry:
-    def __init__(self, models: Iterable[ModelConfig]) -> None:
+    def __init__(self, models: Iterable[ModelConfig], finetunes: FinetuneStore | None = None) -> None:
+        """`finetunes`: what accounts have uploaded; None: nothing is taken."""
+        self.finetunes = finetunes
         self._models = {config.name: config for config in models}
         self._named = {
             name: {each.name: _place(each.path) for each in config.adapters} for name, config in self._models.items()
         }
         self._read: dict[Path, _Version] = {}
 
-    def names(self, model: str) -> list[str]:
-        """Return a model's adapters, in order of their names."""
+    def names(self, model: str, owner: str = "") -> list[str]:
+        """Return a model's adapters, those that are an owner's own included, in order of their names."""
         directory = self._models[model].adapters_dir
         found = set(self._named[model])
         if directory is not None:
             found |= set(_folders(_place(directory)))
+        if self.finetunes is not None and owner:
+            found |= {each.name for each in self.finetunes.of(owner) if each.is_whole and each.model == model}
         return sorted(found)
 
-    def has(self, model: str, adapter: str) -> bool:
-        return self._find(model, adapter) is not None
+    def public(self) -> list[Finetune]:
+        """Return the adapters that are for everybody as fine-tunes: each is its own name's, as old as its folder."""
+        found = []
+        for model in self._models:
+            for name in self.names(model):
+                place = self._find_public(model, name)
+                with suppress(OSError):  # it has gone meanwhile
+                    changed_s = 0.0 if place is None else place.stat().st_mtime
+                    found.append(Finetune(name, "", "", model, name, "", changed_s, changed_s, True))
+        return found
 
-    async def of(self, request: ValidGeneration) -> AdapterSource | None:
-        """Return the adapter that a request asks for; None: the model as it is. Raises ApiError for one that is not there, or is none."""
+    def has(self, model: str, adapter: str, owner: str) -> bool:
+        return self._find(model, adapter, owner) is not None
+
+    def has_public(self, model: str, adapter: str) -> bool:
+        return self._find_public(model, adapter) is not None
+
+    async def of(self, request: ValidGeneration, owner: str) -> AdapterSource | None:
+        """Return the adapter that a request asks for; None: the model as it is. `owner`: whose uploads it may use. Raises ApiError for one that is
+        not there, or is none."""
         name = request.lora or self.named_in(request.requested_model, request.model)
         if name is None:
             return None
-        directory = self._find(request.model, name)
+        directory = self._find(request.model, name, owner)
         if directory is None:
             message = f"{request.model!r} has no adapter named {name[:100]!r}; see /ai/v1/models"
             raise ApiError("model_not_found", message, param="lora" if request.lora else "model")
@@ -77,7 +100,14 @@ class AdapterRegistry:
         config = self._models[model]
         return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
 
-    def _find(self, model: str, adapter: str) -> Path | None:
+    def _find(self, model: str, adapter: str, owner: str) -> Path | None:
+        """Return an adapter's files: the owner's own before everybody's."""
+        own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
+        if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
+            return self.finetunes.place(own)
+        return self._find_public(model, adapter)
+
+    def _find_public(self, model: str, adapter: str) -> Path | None:
         named = self._named[model].get(adapter)
         if named is not None:
             return named

@@ -22,6 +22,7 @@ from runtime.engines.memory_budget import model_bytes
 from runtime.engines.running_host import Launcher
 from runtime.middleware import FUNCTIONS, UNROUTED, SiteMiddleware
 from runtime.routes.anthropic import anthropic_routes
+from runtime.routes.finetunes import FinetuneRoutes
 from runtime.routes.health import Health
 from runtime.routes.internal import Internal
 from runtime.routes.openai import openai_routes
@@ -64,6 +65,7 @@ class SiteApp(Starlette):
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
             *workers_ai_routes(generator, limits, site.is_busy),
+            *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]
         self.functions = _functions_of(site, secret)
         self.functions_path = FUNCTIONS

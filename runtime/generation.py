@@ -72,7 +72,7 @@ class Generator:
             if isinstance(request.prompt, Conversation):
                 import_ahead()
             names_adapter = request.lora or request.requested_model != request.model
-            adapter = await self.adapters.of(request) if names_adapter else None
+            adapter = await self.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]

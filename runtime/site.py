@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
@@ -15,11 +16,13 @@ from runtime.engines.models import Models
 from runtime.engines.running_host import Launcher
 from runtime.engines.wake_history import Wake
 from runtime.engines.weights_tier import open_tier
+from runtime.finetunes import FinetuneStore
 from runtime.generation import Generator
 from runtime.images import ImageReader
 from runtime.metrics import Metrics
 from runtime.timeline import Timeline
 from runtime.traffic import Traffic
+from sites.config import ConfigError
 from sites.site import SiteConfig
 from wire.credentials import Access, known_keys
 from wire.status import ProcessStatus
@@ -37,6 +40,7 @@ class Site:
         self.timeline = Timeline()
         self.admission = Admission(config.limits.max_inflight)
         self.fleet = Fleet(launchers, config.engine, self.timeline)
+        self.finetunes = finetunes_of(config)
         self._tier = open_tier(config)
         traffic = Traffic()
         self.models = Models(
@@ -47,6 +51,7 @@ class Site:
             on_eviction=self.metrics.engines.evicted,
             on_scaling=self.metrics.engines.scaled,
             on_lost=traffic.forget,
+            finetunes=self.finetunes,
         )
         observers = self.metrics.engines.cut, self.metrics.engines.placed
         engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
@@ -122,6 +127,17 @@ class Site:
             "engine_hosts_up": lambda: fleet.num_up,
             "ready": lambda: not self.why_not_ready(),
         }
+
+
+def finetunes_of(config: SiteConfig) -> FinetuneStore | None:
+    """Return what accounts have uploaded, where the site takes that. Raises ConfigError."""
+    if config.finetunes.directory is None:
+        return None
+    directory = Path(config.finetunes.directory).expanduser().absolute()
+    try:
+        return FinetuneStore(directory, config.finetunes)
+    except OSError as error:
+        raise ConfigError(f"finetunes.directory {directory} cannot be used: {error.strerror}") from None
 
 
 def access_of(config: SiteConfig) -> Access:

@@ -79,6 +79,7 @@ class RelayConfig(Table, frozen=True, kw_only=True):
         int, Meta(ge=0, description="sites one stream may lose; 0: none is continued. A site that drains is not lost")
     ] = 3
     max_body_mib: Positive = 8.0
+    max_finetune_mib: Annotated[Positive, Meta(description="of one file of an adapter that an account uploads")] = 300.0
     max_hops: Count = 4
     session_entries: Annotated[Count, Meta(description="remembered sessions; the oldest is forgotten first")] = 100_000
     session_ttl_s: Positive = 3600.0

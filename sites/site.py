@@ -395,6 +395,15 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
         refuse_twice([function.name for function in self.serve], "function name")
 
 
+class FinetunesConfig(Table, frozen=True, kw_only=True):
+    """The adapters that accounts upload (Workers AI's /ai/finetunes), and what is taken of each."""
+
+    directory: Annotated[str | None, Meta(description="where they are kept; unset: nobody may upload any")] = None
+    per_account: Annotated[Count, Meta(description="of one account, or of one key that is not known")] = 30
+    max_rank: Annotated[int, Meta(ge=1, le=64)] = 32
+    max_mib: Annotated[Positive, Meta(description="of one file")] = 300.0
+
+
 class LimitsConfig(Table, frozen=True, kw_only=True):
     max_body_mib: Positive = 8.0
     strict_fields: Annotated[
@@ -440,6 +449,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
     images: ImagesConfig = ImagesConfig()
+    finetunes: FinetunesConfig = FinetunesConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def agree(self) -> None:

@@ -51,6 +51,7 @@ class Tenant(NamedTuple):
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
+    owner: str  # the id of the account or key alone, whatever account a path names: whose uploads it may use
 
 
 def owner_of(authorization: str | None, account: str) -> str:
@@ -66,10 +67,11 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
     # Lengths first, so that no pair of owner and account can be confused with another.
     identity = f"{len(owner)}:{owner}:{account_id or ''}".encode()
     digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
-    return Tenant(digest[:8].hex(), digest[8:24])
+    id = digest[:8].hex()
+    return Tenant(id, digest[8:24], tenant_of(owner, None).id if account_id else id)
 
 
-ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24])
+ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24], "anonymous")
 
 
 class Account(NamedTuple):

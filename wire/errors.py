@@ -126,3 +126,13 @@ def dialect_of(path: str) -> Dialect:
         return Dialect.OPENAI_RESPONSES
     is_native = path.startswith("/client/v4/") and "/ai/v1/" not in path
     return Dialect.WORKERS_AI if is_native else Dialect.OPENAI
+
+
+def message_of(body: bytes) -> str:
+    """Return the sentence of an error's body, in whichever dialect; of anything else its beginning."""
+    try:
+        fields = orjson.loads(body)
+        error = fields["error"] if "error" in fields else fields["errors"][0]
+        return str(error["message"])
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        return body[:200].decode(errors="replace")

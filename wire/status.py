@@ -86,6 +86,9 @@ class SiteStatus(msgspec.Struct, frozen=True):
     processes: tuple[ProcessStatus, ...]
     functions: FunctionsStatus | None = None  # None: this site has none
     uptime_s: float = 0.0
+    finetunes: str | None = (
+        None  # another word after every change of what accounts have uploaded; None: it takes no uploads
+    )
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

@@ -70,6 +70,27 @@ class ModelCard(msgspec.Struct, frozen=True):
     source: int = 1
 
 
+class ListedFinetune(msgspec.Struct, frozen=True):
+    """A fine-tune as Cloudflare lists one."""
+
+    id: str
+    created_at: str
+    modified_at: str
+    model: str
+    name: str
+    description: str = ""
+    public: bool = False
+
+
+class FinetuneAsset(msgspec.Struct, frozen=True):
+    """A file of a fine-tune that was kept."""
+
+    finetune_id: str
+    file_name: str
+    created_at: str
+    modified_at: str
+
+
 class ResultInfo(msgspec.Struct, frozen=True):
     """Which part of a list a result is."""
 

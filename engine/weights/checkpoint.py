@@ -167,18 +167,18 @@ def _weight_map(index_file: Path) -> dict[str, str]:
     return files
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return a file's tensors, each of them within it. Raises CheckpointError."""
+def read_header(file: Path, most_bytes: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
+    """Return a file's tensors, each of them within it. Raises CheckpointError, also for a header of more than `most_bytes`."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         header_bytes = int.from_bytes(opened.read(8), "little")
-        if size < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+        if size < 8 or header_bytes > min(size - 8, most_bytes):
             raise CheckpointError(
                 f"{file.name} is truncated or no safetensors file: {size} bytes cannot hold its header"
             )
         try:
             header = json.loads(opened.read(header_bytes))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file.name} has a damaged safetensors header: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file.name} has a damaged safetensors header: it is no table of tensors")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from engine.protocol import ModelInfo, ModelLoad
 from engine.tokenizer import Tokenizer
-from runtime.adapters import SEPARATOR, AdapterRegistry
+from runtime.adapters import SEPARATOR, is_name
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.model_state import AwakeModel, ModelState
 from sites.site import ModelConfig
@@ -13,25 +13,23 @@ from wire.status import ModelStatus, Residency
 
 
 class ModelRegistry:
-    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory, adapters: AdapterRegistry) -> None:
+    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
         self.created = int(time.time())
         self._states = states
         self._names = {name: state.name for state in states.values() for name in (state.name, *state.config.aliases)}
         self._memory = memory
-        self._adapters = adapters
 
     @property
     def configs(self) -> list[ModelConfig]:
         return [state.config for state in self._states.values()]
 
     def resolve(self, name: str) -> str | None:
-        """Return a model's own name, from its name or an alias, or from one of these with an adapter's behind it."""
+        """Return a model's own name, from its name or an alias, or from one of these with an adapter's behind it, whoever may use that."""
         known = self._names.get(name)
         if known is not None or SEPARATOR not in name:
             return known
         base, _, adapter = name.rpartition(SEPARATOR)
-        model = self._names.get(base)
-        return model if model is not None and self._adapters.has(model, adapter) else None
+        return self._names.get(base) if is_name(adapter) else None
 
     def info(self, name: str) -> ModelInfo | None:
         return self._states[name].info

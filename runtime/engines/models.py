@@ -26,6 +26,7 @@ from runtime.engines.wake_history import Wake
 from runtime.engines.wake_queue import WakeQueue
 from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
+from runtime.finetunes import FinetuneStore
 from sites.site import SiteConfig
 from wire.errors import ApiError
 
@@ -41,6 +42,7 @@ class Models:
         on_eviction: Callable[[str, str], None] = lambda model, where: None,
         on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         on_lost: Callable[[str], None] = lambda model: None,
+        finetunes: FinetuneStore | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
@@ -56,8 +58,8 @@ class Models:
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
-        self.adapters = AdapterRegistry(site.models)
-        self.registry = ModelRegistry(self._states, memory, self.adapters)
+        self.adapters = AdapterRegistry(site.models, finetunes)
+        self.registry = ModelRegistry(self._states, memory)
         self.dispatch = Dispatch(states, len(fleet.hosts))
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(states, budgets, self._waker, self._changed, site.engine, on_scaling)

@@ -76,6 +76,7 @@ class Health:
             processes=tuple(site.processes()),
             functions=None if self._functions is None else self._functions.status(),
             uptime_s=round(time.monotonic() - self._started_s, 1),
+            finetunes=None if site.finetunes is None else site.finetunes.state,
         )
 
 

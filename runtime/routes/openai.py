@@ -21,6 +21,7 @@ from runtime.adapters import SEPARATOR
 from runtime.connection import header, json_response
 from runtime.generation import Generator
 from runtime.responses.openai import ChatBuilder, CompletionBuilder
+from runtime.router_context import tenant_in
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import PREFIXES, Endpoint
 from sites.site import LimitsConfig
@@ -57,19 +58,21 @@ class _ModelRoutes:
         if header(request.scope, VERSION_HEADER) is not None:
             cards = [model_card(config.name, self._models.created) for config in self._models.configs]
             return json_response(_encoder.encode(model_page(cards)))
+        owner = tenant_in(request.scope).owner
         models = [self._model(config.name) for config in self._models.configs]
-        adapted = [_adapted(model, name) for model in models for name in self._adapters.names(model.id)]
+        adapted = [_adapted(model, name) for model in models for name in self._adapters.names(model.id, owner)]
         listed = ModelList((*models, *adapted))
         return json_response(_encoder.encode(listed))
 
     async def one(self, request: Request) -> Response:
         asked = request.path_params["id"]
         name = self._models.resolve(asked)
-        if name is None:
+        adapter = None if name is None else self._adapters.named_in(asked, name)
+        owner = tenant_in(request.scope).owner
+        if name is None or (adapter is not None and not self._adapters.has(name, adapter, owner)):
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         if header(request.scope, VERSION_HEADER) is not None:
             return json_response(_encoder.encode(model_card(name, self._models.created)))
-        adapter = self._adapters.named_in(asked, name)
         listed = self._model(name)
         return json_response(_encoder.encode(listed if adapter is None else _adapted(listed, adapter)))
 

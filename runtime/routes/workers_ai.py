@@ -68,7 +68,6 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Calla
         Route(f"{_PREFIX}/models/search", search.answer),
         Route(f"{_PREFIX}/models/schema", search.schema),
         Route(f"{_PREFIX}/tasks/search", _tasks),
-        Route(f"{_PREFIX}/finetunes", _no_finetunes),
         Route("/client/v4/user/tokens/verify", _token),
         Route("/fn/@{model:path}", _AsFunction(endpoint), methods=["POST"]),
     ]
@@ -219,10 +218,6 @@ class ModelCatalog:
 
 async def _tasks(request: Request) -> Response:
     return json_response(_encoder.encode(Envelope((Task(), EMBEDDING_TASK))))
-
-
-async def _no_finetunes(request: Request) -> Response:
-    return json_response(_encoder.encode(Envelope(())))
 
 
 async def _token(request: Request) -> Response:

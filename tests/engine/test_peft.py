@@ -104,6 +104,10 @@ def test_names_begin_at_the_layer() -> None:
         ({"rank_pattern": {"v_proj": 3}}, "v_proj has rank 4"),
         ({"rank_pattern": [1]}, "rank_pattern must be an object"),
         ({"alpha_pattern": {"(": 1}}, "which is none"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "repeats more than one part of it, or a group"),
+        ({"rank_pattern": {"(.|.)*b": 1}}, "repeats more than one part of it, or a group"),
+        ({"rank_pattern": {"x" * 301: 1}}, "rank_pattern has the pattern 'xxx"),
+        ({"rank_pattern": {f"p{i}": 1 for i in range(4097)}}, "an object of at most 4096 patterns"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(adapter: Path, changes: dict[str, Any], why: str) -> None:
@@ -176,6 +180,15 @@ def test_the_door_knows_the_base_the_largest_rank_and_what_would_change_nothing(
         check(adapter)
     configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as Workers AI wants its files to say
     assert check(adapter).rank == 4
+
+
+def test_tensors_that_lie_in_one_another_and_a_header_without_an_end_are_refused(adapter: Path) -> None:
+    entry = {"dtype": "F32", "shape": [64, 64], "data_offsets": [0, 16384]}
+    for header in ({f"t{i}": entry for i in range(9)}, None):
+        raw = b"[" * 100_000 if header is None else json.dumps(header).encode()
+        (adapter / WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16384))
+        with pytest.raises(AdapterError, match="its tensors lie in one another" if header else "damaged"):
+            check(adapter)
 
 
 def test_pickled_missing_and_torn_files_are_refused(adapter: Path, tmp_path: Path) -> None:

@@ -44,8 +44,15 @@ NEEDS = {
     "/client/v4/accounts/{account_id}/ai/run/{model:path}": "models",
     **{
         f"/client/v4/accounts/{{account_id}}/ai/{path}": "models"
-        for path in ("models/search", "models/schema", "tasks/search", "finetunes")
+        for path in ("models/search", "models/schema", "tasks/search")
     },
+    **{
+        f"/client/v4/accounts/{{account_id}}/ai/finetunes{path}{end}": "models"
+        for path in ("", "/public", "/{id}", "/{id}/finetune-assets")
+        for end in ("", "/")
+    },
+    "/internal/finetunes": ROUTERS,
+    "/internal/finetunes/{id}": ROUTERS,
     "/client/v4/user/tokens/verify": "models",
     **{
         f"{prefix}/{path}": "models"
@@ -76,6 +83,8 @@ POSTED = (
     "/try",
     "/serve",
     "/action",
+    "/finetune-assets",
+    "/finetune-assets/",
 )
 KEYS = [
     {"name": scope, "key_sha256": hashlib.sha256(scope.encode()).hexdigest(), "scopes": [scope]}
@@ -99,7 +108,7 @@ async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMake
             url = url.replace("{model:path}", "tiny").replace("{path:rest}", "x") + (
                 "/style.css" if path == "/page" else ""
             )
-            method = "POST" if path.endswith(POSTED) else "GET"
+            method = "POST" if path.endswith(POSTED) else "DELETE" if path.endswith(("/{id}", "/{id}/")) else "GET"
             for scope in ("", *get_args(Scope)):
                 headers = {"authorization": f"Bearer {scope}"} if scope else {}
                 if path == "/page/feed" and scope in (needed, "admin"):

@@ -1,0 +1,21 @@
+"""Forms with a file (RFC 7578), read as they come in."""
+
+from collections.abc import AsyncGenerator
+
+from starlette.datastructures import FormData, Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from wire.errors import ApiError
+
+MOST_FIELDS = 8  # beside the one file
+
+
+async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> FormData:
+    """Return a form's fields, and its file, which lies on the disk from 1 MiB on: close it. Raises ApiError, and what `body` raises."""
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise ApiError("invalid_request", "a file is sent as multipart/form-data, in the field file")
+    headers = Headers({"content-type": content_type})
+    try:
+        return await MultiPartParser(headers, body, max_files=1, max_fields=MOST_FIELDS).parse()
+    except MultiPartException as error:
+        raise ApiError("invalid_request", f"the form cannot be read: {error.message}") from None
