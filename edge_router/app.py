@@ -171,7 +171,8 @@ def build_app(
         exception_handlers={404: not_found, 405: method_not_allowed},
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
-    app.proxy, app.tunnels, app.streams = proxy, tunnels, StreamRoutes(recordings, admission, secret)
+    app.proxy, app.tunnels = proxy, tunnels
+    app.streams = StreamRoutes(recordings, admission, secret, proxy.handle)
     app.batches = BatchRoutes(proxy, batches)
     app.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
     app.responses = ResponsesApp(proxy, admission.access, int(relay.max_body_mib * 2**20))

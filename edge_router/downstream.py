@@ -22,7 +22,6 @@ Result = TypeVar("Result")
 # rest is read and thrown away first.
 DISCARD_TIMES = 8  # of the limit
 DISCARD_S = 5.0
-LISTEN_AFTER_S = 0.25  # most answers are there by then: a task for each would be a tenth of what they cost
 STALL_S = 60.0  # for a client to take what waits for it, where the server sets no limit of its own
 
 
@@ -113,13 +112,13 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). What takes
-        longer has a second task, which does nothing but listen."""
+        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). What is still
+        at work when it is looked at has a second task, which does nothing but listen: most answers are there by then, and a task for each would be a
+        tenth of what they cost."""
         if self._ended is not None:
             work.close()
             raise self._ended
         self._is_at_work = True
-        timer = self._loop.call_later(LISTEN_AFTER_S, self._begin_listening)
         try:
             return await work
         except asyncio.CancelledError:
@@ -127,9 +126,9 @@ class Downstream:
             raise
         finally:
             self._is_at_work = False
-            timer.cancel()
             if self._listening is not None:
                 self._listening.cancel()
+                self._listening = None
 
     def cut(self, error: ApiError) -> None:
         """End the work from outside; the client is told `error`."""
@@ -137,6 +136,8 @@ class Downstream:
 
     def look(self, now: float, awake_since: float) -> None:
         since, limits = self._waits_since, self._body_limits
+        if self._is_at_work and limits is None and self._listening is None:
+            self._listening = self._loop.create_task(self._listen())
         if since is None:
             return
         if limits is None:
@@ -181,9 +182,6 @@ class Downstream:
     async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    def _begin_listening(self) -> None:
-        self._listening = self._loop.create_task(self._listen())
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from dialects.table import is_final
 from edge_router.admission import AdmissionFilter, tenant_of
-from edge_router.downstream import Downstream, DownstreamGone
+from edge_router.downstream import Downstream, ResponseWriter
 from edge_router.event_buffer import EVENT_BYTES, LAST_EVENT_ID, EventBuffer
 from edge_router.journal import (
     AnswerBegun,
@@ -52,6 +52,8 @@ FOLLOW_S = 0.1  # between looks at a stream that another router is at work on
 CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
 
 log = logging.getLogger(__name__)
+
+Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 
 
 class DurableStream:
@@ -392,21 +394,21 @@ async def accepted(recording: DurableStream, client: Downstream) -> None:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: DurableStreams, admission: AdmissionFilter, secret: str) -> None:
+    def __init__(self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle) -> None:
+        """`handle`: the proxy's, by which a client is told whatever comes of its request."""
         self._recordings = recordings
         self._admission = admission
         self._secret = secret
+        self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
-        try:
-            client.head.holder = self._admission.access.holder(client.head.header("authorization"))
-            with self._admission.limits.admitted(client.head, client.address):
-                await client.while_present(self._answer(client))
-        except DownstreamGone:
-            return
-        except ApiError as error:
-            await client.refuse(error)
+        await self._handle(client, self._admit(client))
+
+    async def _admit(self, client: Downstream) -> None:
+        client.head.holder = self._admission.access.holder(client.head.header("authorization"))
+        with self._admission.limits.admitted(client.head, client.address):
+            await client.while_present(self._answer(client))
 
     async def _answer(self, client: Downstream) -> None:
         head = client.head

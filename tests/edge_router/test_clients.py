@@ -51,6 +51,7 @@ async def test_an_answer_that_is_there_at_once_is_not_listened_beside_and_a_long
     client = Downstream({"type": "http", "path": "/v1/x", "headers": []}, receive, send)
     assert await client.while_present(asyncio.sleep(0, "done")) == "done"
     assert received == 0
+    asyncio.get_running_loop().call_soon(client.look, 0.0, 0.0)
     with pytest.raises(DownstreamGone):
         await client.while_present(asyncio.Event().wait())
     assert received == 1

@@ -43,18 +43,18 @@ class Origins:
         """None: the request may pass."""
         if not self._is_local:
             return None
-        given = dict(reversed(headers))  # the first of each name
-        host = _text(given, b"host")
-        if b"host" in given and not self._is_known(name := _host_of(f"//{host}")):
+        host, origin = _first(headers, b"host"), _first(headers, b"origin")
+        if host is not None and not self._is_known(name := _host_of(f"//{host}")):
             shown = (name or host)[:100]
             sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
             return ApiError("misdirected_request", sentence)
-        if b"origin" not in given or not (origin := _text(given, b"origin")):
+        if not origin:
             return None
-        may_be_sent_unasked = b"upgrade" in given or (
-            method not in SAFE_METHODS and _text(given, b"content-type").partition(";")[0].strip().lower() in FORM_TYPES
+        kind = (_first(headers, b"content-type") or "").partition(";")[0].strip().lower()
+        may_be_sent_unasked = _first(headers, b"upgrade") is not None or (
+            method not in SAFE_METHODS and kind in FORM_TYPES
         )
-        if not may_be_sent_unasked or not _is_loopback(_host_of(f"//{host}")):
+        if not may_be_sent_unasked or not _is_loopback(_host_of(f"//{host or ''}")):
             return None
         if origin in self._cors_origins or "*" in self._cors_origins or self._is_known(_host_of(origin)):
             return None
@@ -151,8 +151,12 @@ async def _refuse(refusal: ApiError, scope: Any, send: Any) -> None:
     await send({"type": f"{prefix}http.response.body", "body": body})
 
 
-def _text(given: dict[bytes, bytes], name: bytes) -> str:
-    return given.get(name, b"").decode("latin-1")
+def _first(headers: Pairs, name: bytes) -> str | None:
+    """Return the first header of that name."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
 
 
 @lru_cache(64)  # most requests have the host of the one before: 20 us for what is looked up in a dictionary
