@@ -133,7 +133,7 @@ def finetunes_of(config: SiteConfig) -> FinetuneStore | None:
     """Return what accounts have uploaded, where the site takes that. Raises ConfigError."""
     if config.finetunes.directory is None:
         return None
-    directory = Path(config.finetunes.directory).expanduser().absolute()
+    directory = Path(config.finetunes.directory).expanduser().absolute() / config.name
     try:
         return FinetuneStore(directory, config.finetunes)
     except OSError as error:

@@ -398,7 +398,10 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
 class FinetunesConfig(Table, frozen=True, kw_only=True):
     """The adapters that accounts upload (Workers AI's /ai/finetunes), and what is taken of each."""
 
-    directory: Annotated[str | None, Meta(description="where they are kept; unset: nobody may upload any")] = None
+    directory: Annotated[
+        str | None,
+        Meta(description="where they are kept; unset: nobody may upload any. Each site takes a part of its own"),
+    ] = None
     per_account: Annotated[Count, Meta(description="of one account, or of one key that is not known")] = 30
     max_rank: Annotated[int, Meta(ge=1, le=64)] = 32
     max_mib: Annotated[Positive, Meta(description="of one file")] = 300.0

@@ -113,6 +113,7 @@ def network() -> Iterator[LocalNetwork]:
             f'\n[[models]]\nname = "{source.name}"\nsource = "{source}"\naliases = ["@test/{source.name}"]\n'
             for source in (endless, vectors)
         )
+        models += f'\n[finetunes]\ndirectory = "{folder}/finetunes"\n'
         with LocalNetwork(num_sites=1, site_settings=models) as running:
             yield running
 

@@ -1,6 +1,9 @@
-"""cloudflare, the Python package: ai.run and ai.models."""
+"""cloudflare, the Python package: ai.run, ai.models and ai.finetunes."""
 
+import array
 import json
+import struct
+from pathlib import Path
 from typing import Any
 
 import cloudflare
@@ -76,6 +79,43 @@ def embeddings() -> None:
     expect([len(vector) for vector in answer["data"]] == [harness.VECTOR_SIZE] * 2, answer["shape"])
 
 
+def adapter_files() -> dict[str, bytes]:
+    """An adapter that turns Ember's answers into others, as PEFT would save it."""
+    shape = json.loads((Path(harness.CHAT_FILES) / "config.json").read_text())
+    hidden, name = shape["hidden_size"], "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
+    header, content = {}, b""
+    for half, rows, columns in (("A", 4, shape["intermediate_size"]), ("B", hidden, 4)):
+        values = array.array("f", [0.1 * (i % 7 - 3) for i in range(rows * columns)]).tobytes()
+        place = [len(content), len(content) + len(values)]
+        header[name.format(half)] = {"dtype": "F32", "shape": [rows, columns], "data_offsets": place}
+        content += values
+    told = json.dumps(header).encode()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 400, "target_modules": ["down_proj"], "model_type": "llama"}
+    weights = struct.pack("<Q", len(told)) + told + content
+    return {"adapter_model.safetensors": weights, "adapter_config.json": json.dumps(config).encode()}
+
+
+def finetunes() -> None:
+    tunes = client.ai.finetunes
+    made = tunes.create(account_id=ACCOUNT, model=MODEL, name="other-answers", description="of a test")
+    expect(made.model == "ember" and made.public is False, made)
+    for name, content in adapter_files().items():
+        kept = tunes.assets.create(made.id, account_id=ACCOUNT, file=content, file_name=name)
+        expect(kept.success, kept)
+    listed = tunes.list(account_id=ACCOUNT)
+    expect([each.name for each in listed] == ["other-answers"], listed)
+    expect(list(tunes.public.list(account_id=ACCOUNT, limit=5)) == [], "public")
+    plain_answer = run(messages=[USER])["response"]
+    answers = {run(messages=[USER], max_tokens=20, lora=lora)["response"] for lora in (made.id, "other-answers")}
+    expect(len(answers) == 1 and plain_answer not in answers, answers)
+    taken = {"account_id": ACCOUNT, "model": MODEL, "name": "other-answers"}
+    harness.expect_raised(cloudflare.ConflictError, lambda: tunes.create(**taken), "other-answers")
+    pickled = {"account_id": ACCOUNT, "file": b"x", "file_name": "adapter_model.bin"}
+    harness.expect_raised(cloudflare.APIStatusError, lambda: tunes.assets.create(made.id, **pickled), "file")
+    client.delete(f"/accounts/{ACCOUNT}/ai/finetunes/{made.id}", cast_to=object)  # beyond Cloudflare's own
+    expect(tunes.list(account_id=ACCOUNT) == [], "it is removed")
+
+
 def errors() -> None:
     harness.expect_raised(cloudflare.BadRequestError, lambda: run("@test/nope", prompt="x"), "nope")
     harness.expect_raised(cloudflare.BadRequestError, lambda: run(prompt="x", temperature=9), "temperature")
@@ -95,5 +135,5 @@ def cancel() -> None:
 if __name__ == "__main__":
     harness.main("cloudflare", {
         "chat": chat, "stream": stream, "tools": tools, "forced tool": forced_tool, "strict tool": strict_tool,
-        "structured": structured, "embeddings": embeddings, "errors": errors, "cancel": cancel,
+        "structured": structured, "embeddings": embeddings, "fine-tunes": finetunes, "errors": errors, "cancel": cancel,
     })  # fmt: skip

@@ -57,7 +57,7 @@ class ServedSite(FakeSite):
     @property
     def ids(self) -> set[str]:
         """Of those that it has whole."""
-        return {path.parent.name for path in self.kept.glob("*/adapter_model.safetensors")}
+        return {path.parent.name for path in self.kept.glob("*/*/adapter_model.safetensors")}
 
 
 @pytest.fixture(autouse=True)

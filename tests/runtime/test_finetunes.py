@@ -77,7 +77,7 @@ async def test_an_uploaded_adapter_is_used_by_its_id_its_name_and_behind_its_mod
         assert (await put(site, created["id"], *weights)).json["result"]["file_name"] == WEIGHTS
         assert (await ask(site, lora="tone")).status == 400
         assert (await put(site, created["id"], *config)).json["success"] is True
-        digest = digest_of(tmp_path / "kept" / created["id"])
+        digest = digest_of(tmp_path / "kept" / "ams1" / created["id"])
         for lora in (created["id"], "tone"):
             assert (await ask(site, lora=lora)).status == 200
         body = {"model": "tiny:tone", "messages": [{"role": "user", "content": "Hi"}]}
@@ -137,7 +137,7 @@ async def test_what_is_removed_is_gone_and_its_name_is_free(
         assert (await call(site.app, f"{PATH}/{id}", method="DELETE", authorization=ANN)).status == 200
         assert (await ask(site, lora="tone")).status == 400
         assert (await call(site.app, f"{PATH}/{id}", method="DELETE", authorization=ANN)).status == 404
-        assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["removed"]
+        assert sorted(path.name for path in (tmp_path / "kept" / "ams1").iterdir()) == ["removed"]
         assert await upload(site) != id
 
 
@@ -200,7 +200,7 @@ async def test_an_adapter_that_cannot_be_used_is_refused_by_name_and_not_kept(
                 break
         assert (refused.status, words in why(refused)) == (400, True), refused.body
         assert str(tmp_path) not in why(refused)
-        assert len(list((tmp_path / "kept").iterdir())) == 2, "nothing is left of the try"
+        assert len(list((tmp_path / "kept" / "ams1").iterdir())) == 2, "nothing is left of the try"
         for each in adapter_files().items():  # the same fine-tune takes better files
             assert (await put(site, id, *each)).status == 200
         assert (await ask(site, lora="tone")).status == 200
@@ -250,7 +250,7 @@ async def test_a_client_that_leaves_half_way_leaves_nothing(
         under_way.disconnect()
         await under_way.done()
         assert not under_way.is_started
-        assert [path.name for path in (tmp_path / "kept" / id).iterdir()] == ["finetune.json"]
+        assert [path.name for path in (tmp_path / "kept" / "ams1" / id).iterdir()] == ["finetune.json"]
 
 
 async def test_a_full_disk_is_named_and_keeps_what_there_was(
@@ -341,6 +341,6 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
 
 async def test_a_directory_that_cannot_be_used_stops_the_start(make_site: SiteMaker, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"finetunes\.directory .*/file cannot be used"):
+    with pytest.raises(ConfigError, match=r"finetunes\.directory .*/file/ams1 cannot be used"):
         async with make_site(finetunes={"directory": str(tmp_path / "file")}):
             pass
