@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -39,6 +39,7 @@ help:
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-adapters  decode steps of sixteen adapters beside none; a site with a thousand of them (some six minutes)"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
+	@echo "make bench-experts  ranks with skewed experts before and after they are placed by load (a minute)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
@@ -142,6 +143,9 @@ soak: $(DEV)
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger
+
+bench-experts: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.expert_balance
 
 bench-stages: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.stages

@@ -38,5 +38,7 @@ class LoadedModel(NamedTuple):
 
 def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
     if loaded.pending is not None:
+        if runner.balancer is not None:
+            runner.balancer.may_write = False
         return Relocation(loaded.pending, runner.replace_model)
     return HugePages.start(loaded.memory)

@@ -152,7 +152,8 @@ class ModelLoading(NamedTuple):
             return WHOLE
         stages, number = self.stages, self.links.stage
         stage = Stage(number, len(stages), stages[number]) if len(stages) > 1 else None
-        return self.links.shard._replace(stage=stage, has_whole_experts=self.host.expert_parallel)
+        spare = Parallelism.of_host(self.host).spare
+        return self.links.shard._replace(stage=stage, has_whole_experts=self.host.expert_parallel, spare_experts=spare)
 
     @property
     def stages(self) -> list[range]:

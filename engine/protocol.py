@@ -127,6 +127,7 @@ class HostConfig(_Value, frozen=True):
     group: tuple[str, ...] = ()
     stages: int = 1  # into which these ranks are divided, in their order: each has a run of the layers
     expert_parallel: bool = False  # of a layer's experts each rank of a stage has some, instead of a part of each
+    redundant_experts: int = 0  # copies of each layer's busiest experts, on the ranks of a stage together
     adapter_slots: int = 16  # of each model, on the device: adapters that sequences of one step may have
     adapter_host_bytes: int = 1 << 30  # of each model's adapters, kept in host memory as they go into the slots
     # Planned weights of the models that may be loaded, on one rank; 0 where one's are not known yet. A CUDA device's KV cache is what they leave.

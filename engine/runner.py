@@ -19,6 +19,7 @@ from engine.errors import StepError
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
 from engine.models.registry import Model
+from engine.parallel.balancer import ExpertBalancer
 from engine.pooling import TextPooling
 from engine.protocol import Pooling
 from engine.results import RunResult
@@ -77,6 +78,7 @@ class ModelRunner:
         self._ranks = ranks
         self._pipe = None if ranks is None else ranks.pipe
         self._hidden_size = hidden_size
+        self.balancer = None if ranks is None else ExpertBalancer(ranks)
         self.pooling = pooling
         self.kv_cache = kv_cache
         self.num_blocks = kv_cache.shape[0]
@@ -102,6 +104,8 @@ class ModelRunner:
     def begin(self, step: StepInput) -> BegunStep:
         """Compute this stage's layers of a step; a later stage is done then, and has sent what the next one goes on from."""
         pipe, number = self._pipe, 0
+        if self.balancer is not None and isinstance(self.model, Decoder):
+            self.balancer.before_step(self.model, len(step.token_ids))
         if pipe is None:
             ready = self._ready(step)
             began = time.perf_counter()
@@ -194,9 +198,9 @@ class ModelRunner:
             return self._chosen
         num_rows = 1 + max(row for _, row in step.feeds)
         if not self._ranks.is_first:
-            return self._ranks.from_first(torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
+            return self._ranks.from_rank(0, torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
         assert self._chosen is not None, "a token is pending and no step has chosen it"
-        return self._ranks.from_first(self._chosen[:num_rows])
+        return self._ranks.from_rank(0, self._chosen[:num_rows])
 
     def _received(self, num_rows: int, number: int) -> torch.Tensor:
         assert self._pipe is not None
@@ -247,6 +251,8 @@ class ModelRunner:
         """Replace the model by the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
         self.model = model
         self.graphs = self._new_graphs()
+        if self.balancer is not None:
+            self.balancer.may_write = True
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:

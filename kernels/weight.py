@@ -95,6 +95,11 @@ class Weight(ABC):
         return [value for value in values if isinstance(value, Tensor)]
 
     @property
+    def expert_parts(self) -> list[Tensor]:
+        """Those of the tensors whose first dimension is the experts'."""
+        return [part for name in self.of_rows if (part := getattr(self, name)) is not None]
+
+    @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 

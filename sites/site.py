@@ -71,6 +71,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         bool,
         Meta(description="devices in brackets have some of each layer's experts, instead of a part of every one"),
     ] = False
+    redundant_experts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="with expert_parallel: copies of each layer's experts with most tokens, on the devices that share it together",
+        ),
+    ] = 0
     hosts: Annotated[
         tuple[EngineHostConfig, ...],
         Meta(description="instead of device and devices: one table for each host, where they differ in what they do"),
@@ -194,6 +201,12 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         if self.expert_parallel and not shared:
             raise ValueError(
                 "expert_parallel is of devices in brackets of their own, which share every model: name some"
+            )
+        if self.redundant_experts and not self.expert_parallel:
+            raise ValueError("redundant_experts are copies beside expert_parallel: set that, or drop them")
+        if odd := [group for group in shared if self.redundant_experts % (len(group) // self.stages or 1)]:
+            raise ValueError(
+                f"redundant_experts is {self.redundant_experts}, and {len(odd[0]) // self.stages} devices share a layer's experts: make it a multiple"
             )
         if self.stages > 1 and not shared:
             raise ValueError("stages are of devices in brackets of their own, which share every model: name some")

@@ -71,12 +71,12 @@ class Communicator:
         self.exchanged = done._replace(joins=done.joins + 1, joined_bytes=done.joined_bytes + len(sizes) * x.nbytes)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
-    def from_first(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first rank's tensor; the others' has its shape."""
+    def from_rank(self, rank: int, x: torch.Tensor) -> torch.Tensor:
+        """Return that rank's tensor; the others' has its shape, and is overwritten."""
         if self._group is None:
             return x
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor = rank, 0
         self._group.broadcast([x], options).wait()
         return x
 

@@ -19,6 +19,7 @@ class Parallelism(NamedTuple):
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    spare: int = 0  # experts that each rank has besides its own: copies of those with most tokens
 
     @property
     def per_stage(self) -> int:
@@ -39,16 +40,21 @@ class Parallelism(NamedTuple):
         return [RankPlace(self, 0, stage) for stage in range(self.pp)]
 
     @classmethod
-    def of_group(cls, size: int, num_stages: int, is_by_experts: bool) -> "Parallelism":
-        """Return the degrees of a host's ranks; of no group, one's. `is_by_experts`: those of a stage have some of its experts each."""
+    def of_group(cls, size: int, num_stages: int, is_by_experts: bool, redundant: int = 0) -> "Parallelism":
+        """Return the degrees of a host's ranks; of no group, one's. `is_by_experts`: those of a stage have some of its experts each, and `redundant`
+        copies together."""
         if size < 2:
             return cls()
         per_stage = size // num_stages
-        return cls(per_stage, num_stages, per_stage if is_by_experts else 1)
+        if redundant % per_stage:
+            raise CheckpointError(
+                f"redundant_experts is {redundant}, and {per_stage} ranks share a layer's experts; make it a multiple"
+            )
+        return cls(per_stage, num_stages, per_stage if is_by_experts else 1, redundant // per_stage)
 
     @classmethod
     def of_host(cls, host: HostConfig) -> "Parallelism":
-        return cls.of_group(len(host.group), host.stages, host.expert_parallel)
+        return cls.of_group(len(host.group), host.stages, host.expert_parallel, host.redundant_experts)
 
     def __str__(self) -> str:
         return f"tp {self.tp}, pp {self.pp}, ep {self.ep}"
@@ -56,7 +62,7 @@ class Parallelism(NamedTuple):
     def require_counts(self, num_layers: int, num_heads: int, num_kv_heads: int, num_experts: int) -> None:
         """Raise CheckpointError where the degrees cannot be of one model with so many layers, heads and experts. `num_kv_heads`: 0 for none of their
         own."""
-        for name, degree in zip(("tp", "pp", "ep"), self, strict=True):
+        for name, degree in zip(("tp", "pp", "ep"), self[:3], strict=True):
             if degree < 1:
                 raise CheckpointError(f"{name} is {degree}; it must be at least 1")
         if self.pp > num_layers:
@@ -65,6 +71,10 @@ class Parallelism(NamedTuple):
             fits = [str(n) for n in range(2, num_experts + 1) if num_experts % n == 0]
             can = f"ep may be {', '.join(fits[:8])}" if fits else "leave ep at 1"
             raise CheckpointError(f"ep is {self.ep}, and the model has {num_experts} experts; {can}")
+        if self.spare and num_experts // self.ep + self.spare > num_experts:
+            most = num_experts * (self.ep - 1)
+            copies = f"redundant_experts is {self.spare * self.ep}, and no rank has an expert twice"
+            raise CheckpointError(f"{copies}: {num_experts} on {self.ep} ranks may have {most} more")
         if not _shares_heads(self.tp, num_heads, num_kv_heads):
             fit = ", ".join(str(n) for n in range(1, num_heads + 1) if _shares_heads(n, num_heads, num_kv_heads))
             has = f"{num_heads} heads and {num_kv_heads or num_heads} key-value heads"
@@ -93,10 +103,10 @@ class RankPlace(NamedTuple):
 
     def part_of(self, shape: WeightShape) -> tuple[int, int, int]:
         """Return how many matrices of how many rows and columns of it the rank has. Raises CheckpointError where they do not divide."""
-        tp, _, ep = self.parallelism
+        tp, _, ep, spare = self.parallelism
         shard, count = self.shard, shape.experts
         if shape.experts and ep > 1:
-            count = Shard(self.rank % ep, ep).span(shape.experts, name=shape.name).size
+            count = Shard(self.rank % ep, ep).span(shape.experts, name=shape.name).size + spare
             shard = Shard(self.rank // ep, tp // ep) if tp > ep else Shard()
         if shape.is_sum and shard.rank:
             return 0, 0, 0

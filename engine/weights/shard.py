@@ -81,6 +81,7 @@ class Shard(NamedTuple):
     size: int = 1
     stage: Stage | None = None  # None: all layers
     has_whole_experts: bool = False  # of a layer's experts each rank has some, instead of a part of each
+    spare_experts: int = 0  # that it has besides, copies of others'
 
     def experts(self, num_experts: int, name: str) -> AxisRange:
         """Return the experts of which this rank has its part, or all. Raises CheckpointError."""

@@ -156,6 +156,9 @@ def serve(
         bool,
         typer.Option("--expert-parallel", help="Devices of --tp have some of each layer's experts, not a part of all."),
     ] = False,
+    redundant_experts: Annotated[
+        int, typer.Option(min=0, help="Copies of each layer's busiest experts, beside --expert-parallel.")
+    ] = 0,
     speculate: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +201,7 @@ def serve(
         pp=pp,
         adapters=tuple(adapter or ()),
         expert_parallel=expert_parallel,
+        redundant_experts=redundant_experts,
         speculate=speculate,
     )
     raise typer.Exit(run(served, clients))

@@ -60,12 +60,20 @@ class Served(NamedTuple):
     pp: int = 1
     adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
     expert_parallel: bool = False
+    redundant_experts: int = 0
     speculate: str | None = None  # None: as a site's file that says nothing
 
     @property
     def engine(self) -> dict[str, Any]:
         """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
-        ranks, split = self.tp * self.pp, {"stages": self.pp, "expert_parallel": self.expert_parallel}
+        ranks = self.tp * self.pp
+        split = {
+            "stages": self.pp,
+            "expert_parallel": self.expert_parallel,
+            "redundant_experts": self.redundant_experts,
+        }
+        if self.redundant_experts and not self.expert_parallel:
+            raise CliError("--redundant-experts are copies beside --expert-parallel: give that as well.")
         if self.expert_parallel and self.tp == 1:
             raise CliError(
                 "--expert-parallel divides a layer's experts among the devices of --tp: give it more than one."

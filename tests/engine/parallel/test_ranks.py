@@ -13,6 +13,7 @@ from engine.kv.shared_tiers import open_tiers
 from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loaded_model import LoadedModel
 from engine.loading import load_model
+from engine.parallel.balancer import experts_of
 from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
 from engine.weights.load import WeightLoad
@@ -210,6 +211,23 @@ def test_experts_that_cannot_be_divided_are_refused_by_name(
     write_family(tmp_path, family)
     with pytest.raises(CheckpointError, match=message), ranks.loaded(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("ranks", [EXPERTS | {"redundant_experts": 2}], ids=["with a copy"], indirect=True)
+def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_same(tmp_path: Path, ranks: Ranks) -> None:
+    write_family(tmp_path, LATENT)
+    asked = [submit(f"s{i}", random_prompt(90, seed=i), max_tokens=8, num_logprobs=3) for i in range(7)]
+    expected = drain(load_engine(tmp_path), asked)
+    with ranks.loaded(tmp_path) as model:
+        runner = model.engine.runner.own
+        layers = experts_of(runner.model)
+        began = [layer.placement for layer in layers]
+        for _ in range(4):
+            assert_same(drain(model.engine, asked), expected)
+        moved = [layer.placement for layer in layers]
+        assert runner.balancer.moved > 0
+        assert moved != began
+        assert all(len(slots) == len(set(slots)) for placement in moved for slots in placement.slots)
 
 
 ASKED: dict[str, Callable[[], list[Submit]]] = {

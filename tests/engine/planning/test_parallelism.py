@@ -2,13 +2,17 @@
 
 import pytest
 
+from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
-from engine.planning.parallelism import Parallelism
+from engine.planning.parallelism import Parallelism, RankPlace
 
 LAYERS, HEADS, KV_HEADS, EXPERTS = 8, 4, 2, 6
 
 
-@pytest.mark.parametrize("degrees", [{}, {"tp": 4}, {"pp": 8}, {"tp": 2, "ep": 2}, {"ep": 3}, {"tp": 2, "pp": 3}])
+@pytest.mark.parametrize(
+    "degrees",
+    [{}, {"tp": 4}, {"pp": 8}, {"tp": 2, "ep": 2}, {"ep": 3}, {"tp": 2, "pp": 3}, {"tp": 2, "ep": 2, "spare": 3}],
+)
 def test_degrees_that_divide_a_model_are_taken(degrees: dict[str, int]) -> None:
     Parallelism(**degrees).require_counts(LAYERS, HEADS, KV_HEADS, EXPERTS)
 
@@ -21,6 +25,10 @@ def test_degrees_that_divide_a_model_are_taken(degrees: dict[str, int]) -> None:
         ({"ep": 4}, "ep is 4, and the model has 6 experts; ep may be 2, 3, 6"),
         ({"tp": 3}, "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4"),
         ({"tp": 2, "ep": 3}, "tp 2 and ep 3 do not divide one another; make one a multiple"),
+        (
+            {"tp": 2, "ep": 2, "spare": 4},
+            "redundant_experts is 8, and no rank has an expert twice: 6 on 2 ranks may have 6 more",
+        ),
     ],
 )
 def test_other_degrees_are_refused_in_a_sentence_that_names_those_that_fit(
@@ -29,3 +37,16 @@ def test_other_degrees_are_refused_in_a_sentence_that_names_those_that_fit(
     with pytest.raises(CheckpointError) as refused:
         Parallelism(**degrees).require_counts(LAYERS, HEADS, KV_HEADS, EXPERTS)
     assert str(refused.value) == message
+
+
+def test_copies_of_experts_are_as_many_on_every_rank() -> None:
+    assert Parallelism.of_group(4, 2, True, 6) == Parallelism(2, 2, 2, spare=3)
+    with pytest.raises(
+        CheckpointError, match="redundant_experts is 5, and 2 ranks share a layer's experts; make it a multiple"
+    ):
+        Parallelism.of_group(4, 2, True, 5)
+
+
+def test_a_rank_has_the_bytes_of_its_copies() -> None:
+    shape = WeightShape("experts", "up", 8, 4, "rows", experts=EXPERTS, active=2)
+    assert RankPlace(Parallelism(2, 1, 2, spare=1)).part_of(shape) == (EXPERTS // 2 + 1, 8, 4)
