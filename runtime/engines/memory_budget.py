@@ -93,7 +93,9 @@ def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
     on_cpu = not site.engine.all_devices[0].startswith("cuda")
     if directory is None:
         return 0
-    degrees = Parallelism.of_group(ranks, site.engine.stages, site.engine.expert_parallel, site.engine.redundant_experts)
+    degrees = Parallelism.of_group(
+        ranks, site.engine.stages, site.engine.expert_parallel, site.engine.redundant_experts
+    )
     return planned_weights_bytes(directory, model.dtype, on_cpu=on_cpu, degrees=degrees)
 
 
