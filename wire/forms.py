@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 
-from starlette.datastructures import FormData, Headers
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from wire.errors import ApiError
@@ -19,3 +19,11 @@ async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> For
         return await MultiPartParser(headers, body, max_files=1, max_fields=MOST_FIELDS).parse()
     except MultiPartException as error:
         raise ApiError("invalid_request", f"the form cannot be read: {error.message}") from None
+
+
+def file_in(form: FormData) -> UploadFile:
+    """Return a form's file. Raises ApiError where it has none."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise ApiError("invalid_request", "the form has no file in its field file", param="file")
+    return file

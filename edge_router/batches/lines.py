@@ -1,6 +1,5 @@
-"""The lines of OpenAI's batch files (https://platform.openai.com/docs/guides/batch), read and written, and the form that uploads them."""
+"""The lines of OpenAI's batch files (https://platform.openai.com/docs/guides/batch), read and written."""
 
-from email import message_from_bytes, policy
 from typing import Any, NamedTuple
 
 import orjson
@@ -21,33 +20,6 @@ class AskedLine(NamedTuple):
     name: str  # the client's: `custom_id`, or `external_reference`
     model: str
     body: bytes
-
-
-class Upload(NamedTuple):
-    purpose: str
-    name: str
-    content: bytes
-
-
-def read_upload(content_type: str, body: bytes) -> Upload:
-    """Return what a form of RFC 7578 has. Raises ApiError."""
-    if not content_type.lower().startswith("multipart/form-data"):
-        raise ApiError("invalid_request", "a file is sent as multipart/form-data, with the fields purpose and file")
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1")
-    try:
-        form = message_from_bytes(head + body, policy=policy.HTTP)
-    except RecursionError:
-        raise ApiError("invalid_request", "the form's parts lie in one another") from None
-    found: dict[str, tuple[str, bytes]] = {}
-    for part in form.iter_parts() if form.is_multipart() else ():
-        name = part.get_param("name", header="content-disposition")
-        content = part.get_payload(decode=True)
-        if isinstance(name, str) and isinstance(content, bytes):
-            found[name] = part.get_filename("") or "", content
-    for name in ("purpose", "file"):
-        if name not in found:
-            raise ApiError("invalid_request", f"the form has no field {name}", param=name)
-    return Upload(found["purpose"][1].decode(errors="replace").strip(), found["file"][0][:256], found["file"][1])
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fields]]:

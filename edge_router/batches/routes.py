@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 from urllib.parse import parse_qs
 
@@ -17,7 +17,6 @@ from edge_router.batches.lines import (
     read_lines,
     read_object,
     read_queued,
-    read_upload,
 )
 from edge_router.batches.queue import BatchQueue
 from edge_router.batches.store import WITHIN_S, BatchCounts, StoredBatch, StoredFile, batch_fields, file_fields
@@ -25,6 +24,7 @@ from edge_router.downstream import Downstream
 from edge_router.proxy import Proxy
 from wire.credentials import owner_of, tenant_of
 from wire.errors import ApiError
+from wire.forms import file_in, read_form
 
 Item = TypeVar("Item", StoredBatch, StoredFile)
 
@@ -114,13 +114,20 @@ class _Asked:
         raise ApiError("method_not_allowed", f"{self._head.path[:200]} does not take {method}")
 
     async def _upload(self) -> Fields:
-        upload = await self._queue.do(read_upload, self._head.header("content-type"), self._body)
-        if upload.purpose != "batch":
-            raise ApiError("invalid_request", "purpose must be batch: files are kept for nothing else", param="purpose")
+        async def body() -> AsyncGenerator[bytes, None]:
+            yield self._body
+
+        form = await read_form(self._head.header("content-type"), body())
+        try:
+            file, purpose = file_in(form), form.get("purpose")
+            if not isinstance(purpose, str) or purpose.strip() != "batch":
+                sentence = "the form's field purpose must be batch: files are kept for nothing else"
+                raise ApiError("invalid_request", sentence, param="purpose")
+            name, content = (file.filename or "")[:256], await file.read()
+        finally:
+            await form.close()
         queue = self._queue
-        return file_fields(
-            await queue.do(queue.store.add_file, self._owner, upload.name, "batch", upload.content, queue.now_s)
-        )
+        return file_fields(await queue.do(queue.store.add_file, self._owner, name, "batch", content, queue.now_s))
 
     async def _file(self, name: str, method: str, verb: str | None) -> Fields | bytes:
         queue = self._queue

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -91,16 +90,14 @@ class FinetuneRoutes:
         return _enveloped(new.listed())
 
     async def upload(self, request: Request) -> Response:
-        from wire.forms import read_form  # not at a site's start
+        from wire.forms import file_in, read_form  # not at a site's start
 
         store = self._store()
         finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
         base = await self._base(finetune.model)
         form = await read_form(request.headers.get("content-type", ""), self._file_bytes(request, store))
         try:
-            file, named = form.get("file"), form.get("file_name")
-            if not isinstance(file, UploadFile):
-                raise ApiError("invalid_request", "the form has no file in its field file", param="file")
+            file, named = file_in(form), form.get("file_name")
             name = _file_name(named if isinstance(named, str) and named else file.filename or "")
             if name == CONFIG and (file.size or 0) > CONFIG_BYTES:
                 raise ApiError("body_too_large", f"{CONFIG} has more than {CONFIG_BYTES >> 20} MiB", param="file")
