@@ -35,6 +35,7 @@ class SiteFinetunes:
         self._places = places
         self._told: dict[str, FinetuneList] = {}  # by site
         self._holders: dict[tuple[str, str], set[str]] = {}  # sites by owner and name, and by owner and id
+        self.is_empty = True  # no site has any
         self._carrying = asyncio.Lock()
 
     def holders(self, owner: str, name: str) -> set[str]:
@@ -43,7 +44,7 @@ class SiteFinetunes:
 
     def asked_by(self, request: ValidRequest) -> set[str]:
         """Return the sites that have the adapter a request asks for; none: it asks for none that an account has uploaded."""
-        if not self._holders or request.model is None:
+        if request.model is None:
             return set()
         name = request.adapter or request.model.rpartition(":")[2]
         return self.holders(tenant_of(request.head.owner, None).owner, name)
@@ -168,7 +169,7 @@ class SiteFinetunes:
             for each in listed.kept:
                 for key in (each.id, each.name) if each.is_whole else ():
                     holders.setdefault((each.owner, key), set()).add(name)
-        self._holders = holders
+        self._holders, self.is_empty = holders, not holders
 
     def _is_news(self, site: Backend) -> bool:
         known = self._told.get(site.name)

@@ -73,7 +73,7 @@ class SiteSelector:
     def _views(self, request: ValidRequest) -> list[BackendView]:
         """Return the sites that may see the request, and have its adapter if an account has uploaded that."""
         views = [backend.view() for backend in self.backends.values()]
-        if holders := self.finetunes.asked_by(request):
+        if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
             views = [view for view in views if view.name in holders]
         allowed = self._allowed(request)
         return views if allowed is None else [view for view in views if view.name in allowed.names]
