@@ -84,7 +84,7 @@ class FinetuneStore:
         """Begin one, without its files. Raises ApiError."""
         now_s = time.time()
         new = Finetune(str(uuid.uuid4()), owner, account, model, name, description, now_s, now_s)
-        with self._lock, _as_api_errors():
+        with self._lock, as_api_errors():
             self._check_new(new)
             with self._making(new) as made:
                 made.chmod(0o755)
@@ -94,7 +94,7 @@ class FinetuneStore:
 
     def put(self, finetune: Finetune, file_name: str, content: BinaryIO, base: Shapes) -> Finetune:
         """Add one of its files; the second one is kept if they can be used together, with a model of these projections. Raises ApiError."""
-        with self._lock, _as_api_errors():
+        with self._lock, as_api_errors():
             now = self.get(finetune.owner, finetune.id)
             if now.is_whole:
                 sentence = f"{now.name} has both of its files: remove it, or create another fine-tune for other ones"
@@ -116,7 +116,7 @@ class FinetuneStore:
 
     def bring(self, finetune: Finetune, config: memoryview, weights: memoryview, base: Shapes) -> None:
         """Add one with its files, as another site has it. Raises ApiError."""
-        with self._lock, _as_api_errors():
+        with self._lock, as_api_errors():
             if finetune.id in self._known and self._known[finetune.id].is_whole:
                 return
             if (self._directory / REMOVED / finetune.id).exists():
@@ -135,7 +135,7 @@ class FinetuneStore:
 
     def remove(self, id: str) -> None:
         """Forget one, or note that it was removed elsewhere. Raises ApiError."""
-        with self._lock, _as_api_errors():
+        with self._lock, as_api_errors():
             (self._directory / REMOVED / id).touch()
             durable.sync(self._directory / REMOVED)
             known = self._known.pop(id, None)
@@ -200,7 +200,8 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 
 @contextmanager
-def _as_api_errors() -> Iterator[None]:
+def as_api_errors() -> Iterator[None]:
+    """Say what a disk does not take in a client's words."""
     try:
         yield
     except OSError as error:

@@ -5,7 +5,8 @@ name (`lora`), or as MODEL:NAME.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from runtime.adapters import AdapterRegistry, is_name
 from runtime.connection import json_response, read_body
 from runtime.engines.model_registry import ModelRegistry
 from runtime.engines.sources import SourceError, directory_of, local_directory
-from runtime.finetunes import FinetuneStore, Shapes
+from runtime.finetunes import FinetuneStore, Shapes, as_api_errors
 from runtime.middleware import ACCOUNT, GENUINE_HOP
 from runtime.router_context import check_model, tenant_in
 from wire.errors import ApiError
@@ -34,6 +35,7 @@ LISTED = 50  # where the client does not say how many
 BODY_BYTES = 64 << 10  # of what is no file
 FORM_BYTES = 16 << 10  # round a file
 CONFIG_BYTES = 1 << 20
+MOST_UPLOADS = 8  # at once: what has come of each lies on the disk
 UPLOAD_S = 600.0  # for a whole file: 500 kB/s for the largest one by default
 REREAD_S = 30.0  # after which a model that had not been loaded yet may have been
 
@@ -44,6 +46,7 @@ class FinetuneRoutes:
     def __init__(self, models: ModelRegistry, adapters: AdapterRegistry) -> None:
         self._models = models
         self._adapters = adapters
+        self._num_uploads = 0
 
     def routes(self) -> list[Route]:
         found = [
@@ -95,7 +98,8 @@ class FinetuneRoutes:
         store = self._store()
         finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
         base = await self._base(finetune.model)
-        form = await read_form(request.headers.get("content-type", ""), self._file_bytes(request, store))
+        with self._uploading(), as_api_errors():
+            form = await read_form(request.headers.get("content-type", ""), self._file_bytes(request, store))
         try:
             file, named = file_in(form), form.get("file_name")
             name = _file_name(named if isinstance(named, str) and named else file.filename or "")
@@ -135,6 +139,18 @@ class FinetuneRoutes:
         finetune = msgspec.structs.replace(finetune, model=self._model(finetune.model))
         await asyncio.to_thread(store.bring, finetune, config, weights, await self._base(finetune.model))
         return Response(status_code=204)
+
+    @contextmanager
+    def _uploading(self) -> Iterator[None]:
+        if self._num_uploads >= MOST_UPLOADS:
+            raise ApiError(
+                "overloaded", f"{MOST_UPLOADS} files are coming in at this site: send it again", retry_after_s=5
+            )
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
 
     def _store(self) -> FinetuneStore:
         if self._adapters.finetunes is None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.datastructures import UploadFile
 
 from engine.peft import CONFIG, WEIGHTS, digest_of
 from runtime.finetunes import FinetuneStore
+from runtime.routes import finetunes as routes
 from sites.config import ConfigError
 from sites.site import FinetunesConfig
 from tests.asgi import Exchange, call, start
@@ -267,8 +269,31 @@ async def test_a_full_disk_is_named_and_keeps_what_there_was(
             patch.setattr(shutil, "copyfileobj", full)
             refused = await put(site, id, *weights)
             assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
+        with monkeypatch.context() as patch:
+            patch.setattr(UploadFile, "write", full)
+            refused = await put(site, id, *weights)
+            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
         assert (await put(site, id, *weights)).status == 200
         assert (await ask(site, lora="tone")).status == 200
+
+
+async def test_so_many_files_come_in_at_once(
+    make_site: SiteMaker, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MOST_UPLOADS", 1)
+    async with make_site(**tables) as site:
+        id = (await create(site)).json["result"]["id"]
+        headers = {"content-type": FORM, "authorization": ANN}
+        slow = start(site.app, f"{PATH}/{id}/finetune-assets", method="POST", **headers)
+        slow._incoming.get_nowait()
+        content = form(adapter_files()[WEIGHTS], WEIGHTS)
+        slow._incoming.put_nowait({"type": "http.request", "body": content[:99], "more_body": True})
+        while (refused := await put(site, id, "other", b"")).status == 400:  # the slow one has not come in yet
+            pass
+        assert (refused.status, "files are coming in" in why(refused)) == (429, True)
+        slow._incoming.put_nowait({"type": "http.request", "body": content[99:], "more_body": False})
+        assert (await slow.done()).status == 200
+        assert (await put(site, id, CONFIG, adapter_files()[CONFIG])).status == 200
 
 
 async def test_a_site_that_keeps_none_says_where_it_would(make_site: SiteMaker, tables: dict[str, Any]) -> None:
