@@ -118,6 +118,7 @@ class HostConfig(_Value, frozen=True):
     kv_host_dir: str | None = None  # on a file system in memory
     kv_disk_bytes: int = 0
     kv_disk_dir: str | None = None  # None: no disk tier
+    kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None: no store
     # Where this host serves the blocks of its host tier to others (ipc://PATH, tcp://HOST:PORT), and fetches theirs if it is told to. None: neither
     peer_address: str | None = None
     # How blocks come here: "shared_memory" where both are on one machine and over the same socket elsewhere, or "mooncake"
@@ -294,6 +295,7 @@ class ModelLoad(_Value, frozen=True):
     prefix_hits: int = 0  # prompt tokens found cached since load (counter)
     prefix_host_hits: int = 0  # of these, in the host tier behind the device (counter)
     prefix_disk_hits: int = 0  # and in the disk tier behind that (counter)
+    prefix_store_hits: int = 0  # and in the store of the cluster (counter)
     prefix_peer_hits: int = 0  # and fetched from another host (counter)
     preemptions: int = 0  # since load (counter)
     swaps: int = 0  # of these, with the blocks kept in the host tier (counter)

@@ -227,12 +227,10 @@ class Scheduler:
             sequence = self.waiting.ready.peek()
             if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
-            if sequence.source is not None:
-                awaited = self._connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
-                if awaited is not None:
-                    self.waiting.ready.remove(sequence)
-                    self.waiting.awaiting.add(awaited)
-                    continue
+            if awaited := self._ask_elsewhere(sequence):
+                self.waiting.ready.remove(sequence)
+                self.waiting.awaiting.add(awaited)
+                continue
             prefix = self._prefixes.find_cached(sequence)
             missing = self._num_short(sequence, prefix)
             if missing > 0:
@@ -259,6 +257,15 @@ class Scheduler:
             grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
+
+    def _ask_elsewhere(self, sequence: Sequence) -> Awaited | None:
+        """Ask the host that computes for the sequence, and then the store, once each. None: there is nothing to wait for."""
+        awaited = None
+        if sequence.source is not None:
+            awaited = self._connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
+        if awaited is None and self._connector.may_look_up(sequence):
+            awaited = self._connector.look_up(sequence, self._prefixes.names_unknown(sequence))
+        return awaited
 
     def _num_short(self, sequence: Sequence, prefix: CachedPrefix) -> int:
         """Count the blocks that are missing before the sequence may be admitted."""

@@ -56,6 +56,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0  # in each table
     num_disk_blocks: int | None = None  # read for it from the disk tier; None: it was not asked
+    num_store_blocks: int | None = None  # and from the store; None: it was not asked for them
     source: BlockSource | None = None  # to be asked for its blocks, once
     hands_over: bool = False  # another host fetches its blocks
     num_peer_blocks: int = 0  # that its source has brought, of all groups
@@ -145,5 +146,5 @@ class Sequence:
         self.tables = []
         self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0
-        self.num_disk_blocks = None
+        self.num_disk_blocks = self.num_store_blocks = None
         self.prompt_logprobs = []

@@ -62,6 +62,7 @@ class SchedulerCounts:
     prefix_hits: int = 0  # and found, on the device or in a tier
     prefix_host_hits: int = 0  # of these, in the host tier
     prefix_disk_hits: int = 0  # and in the disk tier
+    prefix_store_hits: int = 0  # and in the cluster's store
     prefix_peer_hits: int = 0  # and fetched from another host
     preemptions: int = 0
     swaps: int = 0  # preemptions whose blocks were kept in the host tier

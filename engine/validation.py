@@ -21,6 +21,8 @@ def host_problem(config: HostConfig) -> str | None:
         return f"kv_host_bytes is {config.kv_host_bytes}, but kv_host_dir does not say where"
     if config.kv_disk_dir is not None and not config.kv_host_bytes:
         return "kv_disk_dir is given, but blocks reach the disk through the host tier: give kv_host_bytes as well"
+    if config.kv_store is not None and not config.kv_host_bytes:
+        return "kv_store is given, but blocks reach the store through the host tier: give kv_host_bytes as well"
     if config.peer_address is not None and not config.kv_host_bytes:
         return "peer_address is given, but blocks reach other hosts through the host tier: give kv_host_bytes as well"
     if config.threads is not None and config.threads < 1:

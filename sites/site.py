@@ -109,6 +109,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         ),
     ] = None
     kv_disk_gib: Annotated[Positive, Meta(description="of kv_disk_dir, at most")] = 8.0
+    kv_store: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}\Z")] | None,
+        Meta(
+            description="HOST:PORT of a Mooncake Store's master, such as pilotlight store runs: KV blocks of all hosts and sites that name it, which "
+            "outlive them; its connections know no keys (pip install 'pilotlight[mooncake]'); unset: none",
+        ),
+    ] = None
     kv_transport: Annotated[
         Literal["shared_memory", "mooncake"],
         Meta(
@@ -216,6 +223,8 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             raise ValueError("device and devices are both given: drop one of them")
         if self.kv_disk_dir is not None and not self.kv_host_gib:
             raise ValueError("kv_disk_dir needs kv_host_gib above 0: KV blocks reach the disk through host memory")
+        if self.kv_store is not None and not self.kv_host_gib:
+            raise ValueError("kv_store needs kv_host_gib above 0: KV blocks reach the store through host memory")
 
 
 ToolFormatName = Literal[

@@ -6,11 +6,10 @@ Knows slots, checksums and rates; refuses to know threads and when a copy is due
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from engine.kv.block_copier import BlockCopier
-from engine.kv.disk_thread import DiskThread
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.rates import TransferRate
 
@@ -23,6 +22,13 @@ class BlockStore(NamedTuple):
     block: int
     block_hash: bytes
     mark: object  # when its content is complete
+
+
+class TierBehind(Protocol):
+    """A tier behind the host tier, such as a disk."""
+
+    def offer(self, block_hash: bytes) -> None:
+        """Keep a block of the host tier as well, when there is time."""
 
 
 class HostFetch:
@@ -42,19 +48,19 @@ class BlockMover:
     def __init__(
         self,
         host: HostTier,
-        disk: DiskThread | None,
+        behind: Sequence[TierBehind],
         copier: BlockCopier,
         block_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises TierError where a block does not fit the host tier."""
+        """`behind`: tiers that are offered what is stored. Raises TierError where a block does not fit the host tier."""
         host.add_size(block_bytes)
         self.store_rate = TransferRate()
         self.fetch_rate = TransferRate()
         self.num_lost = 0
         self.batch = max(1, _BATCH_BYTES // block_bytes)  # blocks
         self._host = host
-        self._disk = disk
+        self._behind = behind
         self._copier = copier
         self._block_bytes = block_bytes
         self._clock = clock
@@ -86,7 +92,7 @@ class BlockMover:
         self.fetch_rate.add(fetch.num_blocks * self._block_bytes, self._clock() - fetch.started)
 
     def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
-        """Copy blocks into the host tier and offer them to the disk. `on_copied`: from then on they may be overwritten."""
+        """Copy blocks into the host tier and offer them to the tiers behind it. `on_copied`: from then on they may be overwritten."""
         started = self._clock()
         reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
         wanted = [(one, slot) for one, slot in reserved if slot is not None]
@@ -105,8 +111,8 @@ class BlockMover:
         on_copied()
         for slot in slots:
             self._host.commit(slot, crc32(slot.memory))
-            if self._disk is not None:
-                self._disk.offer(slot.block_hash)
+            for tier in self._behind:
+                tier.offer(slot.block_hash)
             self._host.unpin([slot])
         if slots:
             self.store_rate.add(len(slots) * self._block_bytes, self._clock() - started)

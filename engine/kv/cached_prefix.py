@@ -3,6 +3,7 @@
 Knows names and groups; refuses to know who holds blocks and who takes them (manager.py).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from engine.kv.tiers import Tiers
 from engine.sequence import Sequence
 
 _MISSING = -1
+_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # in which a prefix may lie, the longest first
 
 
 class CachedPrefix(NamedTuple):
@@ -25,7 +27,8 @@ class CachedPrefix(NamedTuple):
     num_cached: int  # complete blocks of tokens for which the device suffices
     missing: tuple[Place, ...] = ()  # the head of the prefix first
     names: tuple[bytes, ...] = ()  # of those
-    num_on_disk: int = 0  # of those, the ones that have to be read into the host tier first
+    num_behind: int = 0  # of those, the ones that have to be read into the host tier first
+    num_in_store: int = 0  # and of these, those in the store
 
 
 class PrefixLookup:
@@ -56,19 +59,26 @@ class PrefixLookup:
     def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
         """Return a longer prefix, part of which is in the tiers, if fetching that is worth the time; else `cached`."""
         hashes = self._sharable(sequence)
-        for places in ("host", "disk"), ("host",):
-            if "disk" in places and sequence.num_disk_blocks is not None:
-                continue  # it was asked before
+        was_read = sequence.num_disk_blocks is not None or sequence.num_store_blocks is not None
+        refused = -1
+        for places in _PLACES[-1:] if was_read else _PLACES:
             found = self._longest(hashes, cached.num_blocks, self._has_in(places))
             if found == cached.num_blocks:
                 return cached
+            if found == refused:  # nothing of it lies in the tier that is left out now
+                continue
             prefix = self._prefix(hashes, found, cached.num_blocks)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size
-            if self._tiers.pays(len(prefix.names), prefix.num_on_disk, num_tokens):
+            if self._tiers.pays(prefix.names, num_tokens):
                 return prefix
-            if not prefix.num_on_disk:
-                return cached
+            refused = found
         return cached
+
+    def names_unknown(self, sequence: Sequence) -> list[bytes]:
+        """Return the names of the sequence's blocks that are neither on the device nor known to be in a tier."""
+        hashes = self._sharable(sequence)
+        names = [name for group in range(len(self._groups.windows)) for name in self._names(hashes, group)]
+        return [name for name in names if not self._pool.has(name) and self._tiers.place_of(name) is None]
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of the blocks in which a prefix may lie."""
@@ -118,6 +128,7 @@ class PrefixLookup:
                 found = enumerate(zip(table, names, strict=True), first)
                 missing += [((i, group), name) for i, (block, name) in found if block == _MISSING]
         missing.sort()
+        places = Counter([self._tiers.place_of(name) for _, name in missing])
         return CachedPrefix(
             num_blocks,
             tables,
@@ -125,7 +136,8 @@ class PrefixLookup:
             num_cached=num_cached,
             missing=tuple([place for place, _ in missing]),
             names=tuple([name for _, name in missing]),
-            num_on_disk=sum([self._tiers.place_of(name) == "disk" for _, name in missing]),
+            num_behind=places["disk"] + places["store"],
+            num_in_store=places["store"],
         )
 
     @staticmethod

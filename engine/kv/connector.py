@@ -1,6 +1,6 @@
 """Moves sequences' blocks between the device and the tiers behind it, while other sequences run.
 
-A fetch from the host tier fills device blocks that its sequence holds; a read from the disk fills none, and the sequence waits for admission
+A fetch from the host tier fills device blocks that its sequence holds; a read from disk or store fills none, and the sequence waits for admission
 meanwhile, as does one whose blocks are on their way for another. Knows which chains are on their way; refuses to know blocks' bytes, who is admitted
 and who runs.
 """
@@ -12,7 +12,7 @@ from engine.kv.cached_prefix import CachedPrefix
 from engine.kv.groups import CacheGroups
 from engine.kv.manager import BlockManager
 from engine.kv.prefix_index import block_name
-from engine.kv.tiers import TRANSFER_TIMEOUT_S, Tiers, Transfer
+from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tiers, Transfer
 from engine.sequence import Sequence
 from engine.stats import SchedulerCounts
 
@@ -32,25 +32,25 @@ class KVConnector:
         self.counts = counts
         self._clock = clock
         self._loads: list[_Load] = []  # some may have ended
-        self._gave_up: set[Sequence] = (
-            set()
-        )  # to be admitted; they waited for a transfer in vain, and compute what is missing
+        # Both to be admitted: they waited for a transfer in vain, and compute what is missing; and the store has been asked for them.
+        self._gave_up: set[Sequence] = set()
+        self._looked_up: set[Sequence] = set()
 
     def may_wait(self, sequence: Sequence) -> bool:
         """Tell whether the sequence has not waited in vain before."""
         return sequence not in self._gave_up
 
     def defer(self, sequence: Sequence, prefix: CachedPrefix) -> Awaited | None:
-        """Return what the sequence is to wait for without blocks: what is on its way for another one, or comes from the disk. None: nothing."""
+        """Return what the sequence is to wait for without blocks: what comes for another one, or from behind the host tier. None: nothing."""
         if not prefix.names:
             return None
         self._loads = [load for load in self._loads if not load.has_ended]
         for load in self._loads:
             if load.prefix.names[0] == prefix.names[0]:
                 return _OthersLoad(sequence, load, self._gave_up)
-        if not prefix.num_on_disk:
+        if not prefix.num_behind:
             return None
-        return self._begin(_DiskLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
+        return self._begin(_TierLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
 
     def ask(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
         """Ask the sequence's source for blocks, once, and return what it is to wait for. None: nothing."""
@@ -61,6 +61,15 @@ class KVConnector:
         prefix = CachedPrefix(len(sequence.block_hashes), [], [], 0, names=tuple(names))
         return self._begin(_PeerLoad(self, sequence, transfer, prefix, self._clock() + source.within_s))
 
+    def look_up(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
+        """Ask the store, once, which of these it has, and return what the sequence is to wait for. None: nothing."""
+        self._looked_up.add(sequence)
+        transfer = self.tiers.look_up(names) if names else None
+        return None if transfer is None else _Lookup(self, sequence, transfer, self._clock() + LOOKUP_TIMEOUT_S)
+
+    def may_look_up(self, sequence: Sequence) -> bool:
+        return self.tiers.has_store and sequence not in self._looked_up
+
     def fetch(self, sequence: Sequence, prefix: CachedPrefix, blocks: list[int]) -> Awaited:
         """Fetch what is missing of the sequence's prefix from the host tier into its blocks."""
         transfer = self.tiers.fetch(prefix.names, blocks)
@@ -69,6 +78,7 @@ class KVConnector:
     def on_start(self, sequence: Sequence) -> None:
         """Note that the sequence runs now, with the blocks that were found."""
         self._gave_up.discard(sequence)
+        self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
         if sequence.hands_over:
             self._store_cached(sequence)
@@ -77,6 +87,7 @@ class KVConnector:
     def on_end(self, sequence: Sequence) -> None:
         """Note that the sequence has ended, or was aborted before it ran."""
         self._gave_up.discard(sequence)
+        self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
         self.tiers.end_chain(self._names(sequence, len(sequence.block_hashes)))
         if sequence.hands_over:
@@ -131,12 +142,16 @@ class _Load:
         self.is_late, self.has_ended = self.has_ended, True
 
 
-class _DiskLoad(_Load):
-    """Blocks on their way to the host tier, where they stay pinned until the sequence runs."""
+class _TierLoad(_Load):
+    """Blocks on their way from behind the host tier to it, where they stay pinned until the sequence runs."""
 
     def take(self) -> None:
         super().take()
-        self.sequence.num_disk_blocks = self._connector.tiers.take_read(self.sequence, self._transfer)
+        num_read = self._connector.tiers.take_read(self.sequence, self._transfer)
+        if self.prefix.num_in_store:  # those that the disk had are few, and count with them
+            self.sequence.num_store_blocks = num_read
+        else:
+            self.sequence.num_disk_blocks = num_read
 
 
 class _PeerLoad(_Load):
@@ -160,12 +175,38 @@ class _HostLoad(_Load):
         if sequence.num_cached_tokens is None:  # else they were counted before it was preempted
             asked = len(self.prefix.names)  # of all groups
             num_from_peer = num_fetched * min(sequence.num_peer_blocks, asked) // asked
-            num_from_disk = (num_fetched - num_from_peer) * min(sequence.num_disk_blocks or 0, asked) // asked
+            rest = num_fetched - num_from_peer
+            num_from_disk = rest * min(sequence.num_disk_blocks or 0, asked) // asked
+            num_from_store = rest * min(sequence.num_store_blocks or 0, asked) // asked
             block_size = connector.groups.block_size
             sequence.num_fetched_tokens = num_from_peer * block_size
             connector.counts.prefix_peer_hits += num_from_peer * block_size
             connector.counts.prefix_disk_hits += num_from_disk * block_size
-            connector.counts.prefix_host_hits += (num_fetched - num_from_peer - num_from_disk) * block_size
+            connector.counts.prefix_store_hits += num_from_store * block_size
+            connector.counts.prefix_host_hits += (rest - num_from_disk - num_from_store) * block_size
+
+
+class _Lookup:
+    """What the store has of a sequence's chain: soon said, and no block has come then."""
+
+    is_admitted = False
+
+    def __init__(self, connector: KVConnector, sequence: Sequence, transfer: Transfer, deadline: float) -> None:
+        self.sequence = sequence
+        self.deadline = deadline
+        self.num_tokens = len(sequence.token_ids)
+        self._connector = connector
+        self._transfer = transfer
+
+    @property
+    def is_done(self) -> bool:
+        return self._transfer.is_done
+
+    def cancel(self) -> None:
+        self._connector.tiers.cancel(self._transfer)
+
+    def take(self) -> None:
+        pass
 
 
 class _OthersLoad:

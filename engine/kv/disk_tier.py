@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from zlib import crc32
 
+from engine.kv.error_backoff import ErrorBackoff
 from engine.kv.host_tier import TierError
 from engine.kv.segment_file import HEADER_BYTES, BlockRecord, Segment
 from engine.kv.slot_file import lock_directory
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 
 _SEGMENTS = 16  # a limit's worth: what gives way at once is no more than this part of the cache
 _MAX_SEGMENT_BYTES = 256 << 20
-_PATIENCE = 3  # errors in a row, after which reading or writing is given up for:
-_FIRST_PAUSE_S = 10.0  # doubled after each try that fails, up to:
-_LONGEST_PAUSE_S = 300.0
 
 
 class DiskTier:
@@ -44,8 +42,8 @@ class DiskTier:
         self._records: dict[bytes, BlockRecord] = {}
         self._active: Segment | None = None  # written to by one thread
         self._next_number = 0
-        self._write_errors = _ErrorBackoff("written to", directory, clock)
-        self._read_errors = _ErrorBackoff("read", directory, clock)
+        self._write_errors = ErrorBackoff(f"the disk KV tier at {directory}", "written to", clock)
+        self._read_errors = ErrorBackoff(f"the disk KV tier at {directory}", "read", clock)
 
     @classmethod
     def open(
@@ -84,7 +82,7 @@ class DiskTier:
                 try:
                     self._scan_segment(path)
                 except OSError as error:
-                    self._read_errors.fail(error)
+                    self._read_errors.fail(error.strerror or str(error))
         with self._lock:
             self._make_room(0)
         if self._records:
@@ -106,7 +104,7 @@ class DiskTier:
                     raise
                 record = segment.append(block_hash, block, checksum)  # others fill the disk: this much less is ours
         except OSError as error:
-            self._write_errors.fail(error)
+            self._write_errors.fail(error.strerror or str(error))
             return False
         with self._lock:
             self._records[block_hash] = record
@@ -126,7 +124,7 @@ class DiskTier:
         try:
             num_read = record.read(into)
         except OSError as error:
-            self._read_errors.fail(error)
+            self._read_errors.fail(error.strerror or str(error))
             self.forget([block_hash])
             return None
         if num_read < len(into) or crc32(into) != record.checksum:
@@ -205,42 +203,3 @@ class DiskTier:
             del self._records[block_hash]
         oldest.path.unlink(missing_ok=True)
         return True
-
-
-class _ErrorBackoff:
-    """Counts errors in a row: after a few of them, there are pauses between one try and the next."""
-
-    def __init__(self, what: str, directory: Path, clock: Callable[[], float]) -> None:
-        self._what = what
-        self._directory = directory
-        self._clock = clock
-        self.num_errors = 0
-        self._failures = 0  # in a row
-        self._next_try_at = 0.0
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self.is_trying and self._clock() < self._next_try_at
-
-    @property
-    def is_trying(self) -> bool:
-        """Tell whether the next call is a try: it is not known to work."""
-        return self._failures >= _PATIENCE
-
-    def succeed(self) -> None:
-        if self.is_trying:
-            log.warning("the disk KV tier at %s is %s again", self._directory, self._what)
-        self._failures = 0
-
-    def fail(self, error: OSError) -> None:
-        self.num_errors += 1
-        self._failures += 1
-        if not self.is_trying:
-            return
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(10, self._failures - _PATIENCE))
-        self._next_try_at = self._clock() + pause_s
-        if self._failures == _PATIENCE:
-            log.error(
-                "the disk KV tier at %s is no longer %s after %d errors in a row, the last of them: %s; it is tried again from time to time",
-                self._directory, self._what, _PATIENCE, error.strerror,
-            )  # fmt: skip

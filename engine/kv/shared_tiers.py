@@ -13,6 +13,7 @@ from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier, TierError
 from engine.kv.prefix_index import CacheIdentity
+from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
 from engine.kv.tiers import EngineTiers, NoTiers
 from engine.protocol import HostConfig
@@ -27,16 +28,23 @@ _PATIENCE_S = 1.0
 
 
 class SharedTiers:
-    def __init__(self, host: HostTier, disk: DiskThread | None, peers: "HostPeers | None" = None) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        disk: DiskThread | None,
+        peers: "HostPeers | None" = None,
+        store: StoreThread | None = None,
+    ) -> None:
         self.host = host
         self.disk = disk
         self.peers = peers
+        self.store = store
 
     def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> EngineTiers:
         """Return one model's way to the tiers. `block_bytes`: of a block there, all ranks' parts of it."""
         link = self.peers.link(identity) if self.peers is not None else None
         try:
-            return TieredCache(self.host, self.disk, copier, block_bytes, peers=link)
+            return TieredCache(self.host, self.disk, copier, block_bytes, peers=link, store=self.store)
         except TierError as error:
             log.warning("%s goes without tiers: %s", identity.model, error)
             return NoTiers()
@@ -45,6 +53,8 @@ class SharedTiers:
         """Close the tiers, after the models' ways to them."""
         if self.peers is not None:
             self.peers.close()
+        if self.store is not None:  # which reads from the disk, too
+            self.store.close()
         if self.disk is not None:
             self.disk.close()
         self.host.close()
@@ -64,7 +74,10 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
             disk = DiskThread(DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S), host)
         except TierError as error:
             log.warning("%s; this engine host goes without", error)
-    return SharedTiers(host, disk, _peers(config, host))
+    store = None
+    if config.kv_store is not None:
+        store = StoreThread(config.kv_store, host, None if disk is None else disk.disk)
+    return SharedTiers(host, disk, _peers(config, host), store)
 
 
 def _peers(config: HostConfig, host: HostTier) -> "HostPeers | None":

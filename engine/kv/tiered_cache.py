@@ -1,10 +1,11 @@
 """One model's way to the tiers of its host: what to copy, what to bring back, and whether it pays.
 
-The engine's thread asks and hardly ever waits: a thread of the model's own moves the bytes (host_thread.py), another one those of the disk.
+The engine's thread asks and hardly ever waits: a thread of the model's own moves the bytes (host_thread.py), others those of the disk and the store.
 """
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from engine.kv.block_mover import BlockMover, BlockStore, HostFetch
 from engine.kv.disk_thread import DiskThread
 from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
+from engine.kv.store_thread import StoreLookup, StoreThread
 from engine.kv.tier_read import TierRead
 from engine.kv.tiers import Tier, Transfer
 from engine.protocol import BlockSource
@@ -32,11 +34,13 @@ class TieredCache:
         block_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         peers: "PeerLink | None" = None,
+        store: StoreThread | None = None,
     ) -> None:
         """`peers`: hosts that fetch this model's blocks, and whose blocks are fetched. Raises TierError where a block does not fit the host tier."""
-        self.mover = BlockMover(host, disk, copier, block_bytes, clock)
+        self.mover = BlockMover(host, [tier for tier in (disk, store) if tier is not None], copier, block_bytes, clock)
         self._host = host
         self._disk = disk
+        self._store = store
         self._peers = peers
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
@@ -61,6 +65,10 @@ class TieredCache:
     @property
     def handed_over_blocks_per_s(self) -> float:
         return self._peers.server.rate.bytes_per_s / self._block_bytes if self._peers is not None else 0.0
+
+    @property
+    def has_store(self) -> bool:
+        return self._store is not None
 
     def note_prefill_rate(self, tokens_per_s: float) -> None:
         self._prefill_tokens_per_s = tokens_per_s
@@ -88,6 +96,8 @@ class TieredCache:
         self._host.forget(hashes)
         if self._disk is not None:
             self._disk.forget(hashes)
+        if self._store is not None:
+            self._store.forget(hashes)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
@@ -102,17 +112,28 @@ class TieredCache:
             return None
         if name in self._host:
             return "host"
-        return "disk" if self._disk is not None and name in self._disk.disk and not self._disk.is_stuck else None
+        if self._disk is not None and name in self._disk.disk and not self._disk.is_stuck:
+            return "disk"
+        return "store" if self._store is not None and name in self._store and self._store.is_usable else None
 
-    def pays(self, num_blocks: int, num_on_disk: int, num_tokens: int) -> bool:
-        fetch_s, recompute_s = self._fetch_s(num_blocks), self._recompute_s(num_tokens)
-        if num_on_disk and self._disk is not None:
-            return self._disk.rate.is_worth_it(self._disk_s(num_on_disk) + fetch_s, recompute_s)
-        return self.mover.fetch_rate.is_worth_it(fetch_s, recompute_s)
+    def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
+        places = Counter(map(self.place_of, names))
+        rate, fetch_s = self.mover.fetch_rate, self._fetch_s(len(names))
+        for num_blocks, tier in (places["disk"], self._disk), (places["store"], self._store):
+            if num_blocks and tier is not None:
+                rate = tier.rate
+                fetch_s += rate.predict_s(num_blocks * self._block_bytes)
+        return rate.is_worth_it(fetch_s, self._recompute_s(num_tokens))
+
+    def look_up(self, names: Sequence[bytes]) -> Transfer | None:
+        if self._store is None or self._thread.is_broken or not self._store.is_usable:
+            return None
+        return self._store.look_up(names)
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
-        assert self._disk is not None, "nothing was found on a disk"
-        read = self._disk.read(hashes, self._block_bytes)
+        source = self._store if "store" in map(self.place_of, hashes) else self._disk
+        assert source is not None, "nothing was found behind the host tier"
+        read = source.read(hashes, self._block_bytes)
         self._reads.add(read)
         return read
 
@@ -149,6 +170,9 @@ class TieredCache:
         if isinstance(transfer, TierRead):
             self._reads.discard(transfer)
             transfer.cancel()
+            return
+        if isinstance(transfer, StoreLookup):
+            transfer.is_cancelled = True
             return
         assert isinstance(transfer, HostFetch)
         self._thread.cancel(transfer)
@@ -201,7 +225,8 @@ class TieredCache:
     def wait_until_idle(self, timeout_s: float) -> bool:
         """Wait until all has been stored that can be, for a look at it."""
         idle = self._thread.wait_until_idle(timeout_s)
-        return idle and (self._disk is None or self._disk.wait_until_idle(timeout_s))
+        behind = [tier for tier in (self._disk, self._store) if tier is not None]
+        return idle and all(tier.wait_until_idle(timeout_s) for tier in behind)
 
     def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:
@@ -212,6 +237,3 @@ class TieredCache:
 
     def _fetch_s(self, num_blocks: int) -> float:
         return self.mover.fetch_rate.predict_s(num_blocks * self._block_bytes)
-
-    def _disk_s(self, num_blocks: int) -> float:
-        return self._disk.rate.predict_s(num_blocks * self._block_bytes) if self._disk is not None else math.inf

@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 from engine.protocol import BlockSource
 
 TRANSFER_TIMEOUT_S = 5.0  # for which a sequence waits for one; then it computes
+LOOKUP_TIMEOUT_S = 1.0  # for which it waits to hear what the store has
 
-Tier = Literal["host", "disk"]
+Tier = Literal["host", "disk", "store"]
 
 
 class Transfer(Protocol):
@@ -43,11 +44,18 @@ class Tiers(Protocol):
     def place_of(self, name: bytes) -> Tier | None:
         """Return the nearest tier from which a block can be had now."""
 
-    def pays(self, num_blocks: int, num_on_disk: int, num_tokens: int) -> bool:
-        """Tell whether fetching so many blocks is predicted to take less time than computing their tokens."""
+    def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
+        """Tell whether fetching these blocks is predicted to take less time than computing so many tokens."""
+
+    @property
+    def has_store(self) -> bool:
+        """Tell whether there is a store that may have what no other tier has."""
+
+    def look_up(self, names: Sequence[bytes]) -> Transfer | None:
+        """Begin to ask the store which of these it has: `place_of` knows it then. None: there is no store that answers."""
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
-        """Begin to read from disk to the host tier."""
+        """Begin to read from disk or store to the host tier."""
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
         """Begin to fetch blocks that another host computes into the host tier. None: this host asks nobody."""
@@ -93,8 +101,13 @@ class NoTiers:
     def place_of(self, name: bytes) -> Tier | None:
         return None
 
-    def pays(self, num_blocks: int, num_on_disk: int, num_tokens: int) -> bool:
+    def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
         return False
+
+    has_store = False
+
+    def look_up(self, names: Sequence[bytes]) -> Transfer | None:
+        return None
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         raise NotImplementedError("nothing was offered")

@@ -1,30 +1,37 @@
 """What is left of the KV cache when everything is restarted? `make bench-cache-restarts` runs it.
 
 Fifty conversations have their first turn. Then the second turn is asked: of the site as it is, of one that was stopped in order and started again,
-and of one whose processes were all killed at once. Each way has a site of its own, with a host that computes prompts and one that answers, host
-memory and a disk; the record says how many tokens of the second turns were found cached.
+of one whose processes were all killed at once, and of another site that shares nothing with the first but a Mooncake Store (pip install
+'pilotlight[mooncake]'). Each way has a site of its own, with a host that computes prompts and one that answers, host memory and a disk, or the store
+instead; the record says how many tokens of the second turns were found cached.
 """
 
 import argparse
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from load_tests.local_network import free_ports
 from load_tests.records import write_record
-from load_tests.site_process import SiteProcess
+from load_tests.site_process import ROOT, SiteProcess
 
 MODEL = {"name": "ember", "source": "embedded:ember"}
 HOSTS = [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]
-WAYS = ("not restarted", "stopped and started", "all killed")
+STORE = "another site, by the store"
+WAYS = ("not restarted", "stopped and started", "all killed", STORE)
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame")
 GO_ON = {"role": "user", "content": "Go on."}
-DISK_IDLE_S = 2.0  # a write waits for nothing else for so long
+WRITTEN_S = 2.0  # a write waits for nothing else for so long
 
 
 def main() -> None:
@@ -35,8 +42,8 @@ def main() -> None:
     console = Console()
     found: dict[str, Any] = {}
     for way in WAYS:
-        with console.status(way), tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as folder:
-            found[way] = run(way, folder, options.conversations, options.words)
+        with console.status(way), behind_host_memory(way) as behind:
+            found[way] = run(way, behind, options.conversations, options.words)
     first = found[WAYS[0]]
     table = Table("way", "cached tokens of second turns", "of what was found before", "texts that differ")
     texts = {way: each.pop("texts") for way, each in found.items()}
@@ -48,9 +55,28 @@ def main() -> None:
     console.print(f"Record: {write_record('cache-restarts', found)}", soft_wrap=True)
 
 
-def run(way: str, folder: str, conversations: int, words: int) -> dict[str, Any]:
+@contextmanager
+def behind_host_memory(way: str) -> Iterator[dict[str, Any]]:
+    """Provide a disk, or a store that runs meanwhile, and yield what the site file says of it."""
+    if way != STORE:
+        with tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as folder:
+            yield {"kv_disk_dir": folder, "kv_disk_gib": 1.0}
+        return
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "engine.kv.store_node", "--address", address, "--gib", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not any("ready" in line for line in process.stdout):
+                raise SystemExit("the store did not start")
+            yield {"kv_store": address}
+        finally:
+            process.terminate()
+
+
+def run(way: str, behind: dict[str, Any], conversations: int, words: int) -> dict[str, Any]:
     engine = {
-        "kv_gib": 0.1, "kv_host_gib": 0.2, "kv_disk_dir": folder, "kv_disk_gib": 1.0, "hosts": HOSTS,
+        "kv_gib": 0.1, "kv_host_gib": 0.2, **behind, "hosts": HOSTS,
         "standby": False, "weights_host_gib": 0.1, "scale_up_wait_s": 0,
     }  # fmt: skip
     draw = random.Random(7)
@@ -58,7 +84,7 @@ def run(way: str, folder: str, conversations: int, words: int) -> dict[str, Any]
     with SiteProcess("cacherestarts", engine, [MODEL]) as site:
         ready(site)
         first = [ask(site, [{"role": "user", "content": text}]) for text in told]
-        time.sleep(DISK_IDLE_S)
+        time.sleep(WRITTEN_S)
         turns = [
             [{"role": "user", "content": text}, {"role": "assistant", "content": answer["text"]}, GO_ON]
             for text, answer in zip(told, first, strict=True)
@@ -69,7 +95,7 @@ def run(way: str, folder: str, conversations: int, words: int) -> dict[str, Any]
             for process in site.get("/status")["processes"]:
                 os.kill(process["pid"], signal.SIGKILL)
             site.process.wait()
-    with SiteProcess("cacherestarts", engine, [MODEL]) as site:
+    with SiteProcess("another" if way == STORE else "cacherestarts", engine, [MODEL]) as site:
         ready(site)
         return result([ask(site, messages) for messages in turns])
 

@@ -95,6 +95,19 @@ def router(
     _become("edge_router.serve", str(file), *(() if port is None else ("--port", str(port))))
 
 
+@app.command(rich_help_panel=OPERATIONS)
+def store(
+    address: Annotated[str, typer.Option(help="HOST:PORT on which Mooncake's master listens.")] = "127.0.0.1:50051",
+    gib: Annotated[float, typer.Option(min=0.01, help="Of memory, for KV blocks of all models.")] = 4.0,
+    disk: Annotated[
+        Path | None, typer.Option(help="A directory where Mooncake keeps what the memory has no room for.")
+    ] = None,
+) -> None:
+    """Run a store for the KV blocks of all sites that name it; they may be restarted meanwhile."""
+    behind = () if disk is None else ("--disk", str(disk))
+    _become("engine.kv.store_node", "--address", address, "--gib", str(gib), *behind)
+
+
 def _serve_by(server: str | None) -> None:
     """Choose the server of this process and of those that it starts."""
     if server is not None:

@@ -195,6 +195,7 @@ def host_config(
         kv_host_dir=None if tier_place is None else str(tier_place),
         kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
         kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / owner),
+        kv_store=config.kv_store if tier_place is not None else None,
         peer_address=peer_address,
         peer_transport=config.kv_transport,
     )

@@ -29,14 +29,23 @@ class FakeTransfer:
         return self.polls == 0
 
 
+class FakeLookup(FakeTransfer):
+    """Names that the store is asked for."""
+
+
 class FakeTiers:
-    def __init__(self, runner: FakeRunner, seed: int, capacity: int = 30, has_disk: bool = True) -> None:
+    def __init__(
+        self, runner: FakeRunner, seed: int, capacity: int = 30, has_disk: bool = True, has_store: bool = False
+    ) -> None:
         self.runner = runner
         self.draw = Random(seed)
         self.capacity = capacity
         self.has_disk = has_disk
+        self.has_store = has_store
         self.host: dict[bytes, Content] = {}
         self.disk: dict[bytes, Content] = {}
+        self.store_of_all: dict[bytes, Content] = {}
+        self.in_store: set[bytes] = set()  # as far as a lookup has told
         self.waiting: dict[int, bytes] = {}
         self.pins: dict[Hashable, list[bytes]] = {}
         self.open: set[FakeTransfer] = set()
@@ -59,6 +68,7 @@ class FakeTiers:
         for block_hash in hashes:
             self.host.pop(block_hash, None)
             self.disk.pop(block_hash, None)
+            self.store_of_all.pop(block_hash, None)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         pass
@@ -67,10 +77,18 @@ class FakeTiers:
         pass
 
     def place_of(self, name: bytes) -> Tier | None:
-        return "host" if name in self.host else "disk" if name in self.disk else None
+        if name in self.host:
+            return "host"
+        return "disk" if name in self.disk else "store" if name in self.in_store else None
 
-    def pays(self, num_blocks: int, num_on_disk: int, num_tokens: int) -> bool:
-        assert num_blocks > 0
+    def look_up(self, names: Sequence[bytes]) -> Transfer | None:
+        """What the store has is known to `place_of` when the lookup is done, a few steps later or too late."""
+        if self.draw.random() < 0.2:
+            return None
+        return self._begin(FakeLookup(self, names, None, self.draw.randint(1, 4)))
+
+    def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
+        assert names
         assert num_tokens > 0
         return self.draw.random() >= 0.1
 
@@ -140,6 +158,11 @@ class FakeTiers:
         if transfer.is_ended:
             return
         last = transfer.polls == 0
+        if isinstance(transfer, FakeLookup):
+            if last:
+                self.in_store.update(self.store_of_all.keys() & set(transfer.hashes))
+                self._end(transfer)
+            return
         if last and self.draw.random() < 0.15:
             self.num_lost += 1  # the rest was damaged
         else:
@@ -147,14 +170,18 @@ class FakeTiers:
             while transfer.num_blocks < end and self._bring(transfer, transfer.num_blocks):
                 transfer.num_blocks += 1
         if last:
-            self.open.discard(transfer)
-            transfer.is_ended = True
+            self._end(transfer)
+
+    def _end(self, transfer: FakeTransfer) -> None:
+        self.open.discard(transfer)
+        transfer.is_ended = True
 
     def _bring(self, transfer: FakeTransfer, i: int) -> bool:
         block_hash = transfer.hashes[i]
         content = self.host.get(block_hash)
         if transfer.blocks is None:
-            content = content or self.disk.get(block_hash) or self.peers.get(block_hash)
+            found = self.disk.get(block_hash) or self.store_of_all.get(block_hash)
+            content = content or found or self.peers.get(block_hash)
             if content is not None:
                 self.host[block_hash] = content
         elif content is not None:
@@ -180,6 +207,8 @@ class FakeTiers:
         self.host[block_hash] = content
         if self.has_disk and self.draw.random() < 0.5:
             self.disk[block_hash] = content
+        elif self.has_store and self.draw.random() < 0.7:
+            self.store_of_all[block_hash] = content
 
     def _evict(self) -> None:
         pinned = Counter(h for hashes in self.pins.values() for h in hashes)

@@ -1,18 +1,24 @@
-"""Every model family against `transformers` when its blocks were in a tier: after a restart, from the disk, and after a swap."""
+"""Every model family against `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, and after a swap."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
 
+from engine.kv import store_tier
 from engine.kv.shared_tiers import SharedTiers, open_tiers
+from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
 from engine.protocol import HostConfig
 from engine.rates import TransferRate
+from engine.struct import replace
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family
+from tests.engine.kv.fake_store import FakeStore
+from tests.engine.kv.peers.test_peers import until
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -29,30 +35,39 @@ def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiers(tmp_path: Path) -> Iterator[SharedTiers]:
-    opened = open_anew(tmp_path)
+    opened = open_tiers(HostConfig(kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host")))
+    assert opened is not None
     yield opened
     opened.close()
 
 
-def open_anew(directory: Path, host: str = "host") -> SharedTiers:
+def open_anew(directory: Path, host: str = "host", disk: str = "disk") -> SharedTiers:
     opened = open_tiers(
         HostConfig(
             kv_host_bytes=8 << 20,
             kv_host_dir=str(directory / host),
             kv_disk_bytes=8 << 20,
-            kv_disk_dir=str(directory / "disk"),
+            kv_disk_dir=str(directory / disk),
+            kv_store="127.0.0.1:1",
         )
     )
     assert opened is not None
     return opened
 
 
-def test_a_round_trip_through_host_and_disk_agrees(written: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
+def test_a_round_trip_through_host_disk_and_store_agrees(
+    written: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, model = written
+    package = FakeStore()
+    monkeypatch.setattr(store_tier, "open_member", lambda *_, **__: package)
     prompt = random_prompt(64, seed=3)
     longer = prompt + random_prompt(21, seed=4)
-    for host, kept_in in (("host", "nothing"), ("host", "host"), ("another host", "disk")):
-        tiers = open_anew(tmp_path, host)
+    hosts = (("host", "nothing"), ("host", "host"), ("another host", "disk"), ("one without a disk", "store"))
+    for host, kept_in in hosts:
+        tiers = open_anew(tmp_path, host, "no disk" if kept_in == "store" else "disk")
+        assert tiers.store is not None
+        until(partial(is_usable, tiers.store))
         assert tiers.disk is not None
         assert tiers.disk.wait_until_idle(10), "the disk is being looked through"
         engine = load_engine(directory, tiers=tiers)
@@ -60,12 +75,18 @@ def test_a_round_trip_through_host_and_disk_agrees(written: tuple[Path, PreTrain
         heard = one(engine, full("a", longer if kept_in == "host" else prompt, max_tokens=4))
         assert_agrees(model, longer if kept_in == "host" else prompt, heard)
         load = engine.load()
-        expected = {"nothing": (0, 0), "host": (64, 0), "disk": (0, 48)}[kept_in]
-        assert (load.prefix_host_hits, load.prefix_disk_hits) == expected
+        expected = {"nothing": (0, 0, 0), "host": (64, 0, 0), "disk": (0, 48, 0), "store": (0, 0, 48)}[kept_in]
+        assert (load.prefix_host_hits, load.prefix_disk_hits, load.prefix_store_hits) == expected
         assert heard.num_cached_tokens == sum(expected)
+        stranger = replace(full("b", prompt, max_tokens=4), salt=f"a tenant who came to {host}".encode())
+        assert one(engine, stranger).num_cached_tokens == 0
         assert engine.tiers.wait_until_idle(10)
         engine.close()
         tiers.close()
+
+
+def is_usable(store: StoreThread) -> bool:
+    return store.is_usable
 
 
 def test_swapped_sequences_agree(written: tuple[Path, PreTrainedModel], tiers: SharedTiers) -> None:

@@ -75,7 +75,7 @@ def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: b
     tiers: list[FakeTiers] = []
 
     def make(runner: FakeRunner) -> FakeTiers:
-        tiers.append(FakeTiers(runner, seed, capacity, has_disk))
+        tiers.append(FakeTiers(runner, seed, capacity, has_disk, has_store=bool(seed % 2)))
         return tiers[0]
 
     engine, runner = make_engine(shape, make)
@@ -91,11 +91,17 @@ def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: b
     assert not tiers[0].open
     assert not tiers[0].handed_over
     load = engine.load()
-    assert (
-        load.prefix_host_hits + load.prefix_disk_hits + load.prefix_peer_hits <= load.prefix_hits <= load.prefix_queries
-    )
+    from_tiers = load.prefix_host_hits + load.prefix_disk_hits + load.prefix_store_hits + load.prefix_peer_hits
+    assert from_tiers <= load.prefix_hits <= load.prefix_queries
     assert (load.running, load.waiting, load.waiting_tokens) == (0, 0, 0)
-    for what in ("swaps", "prefix_host_hits", "prefix_disk_hits", "prefix_peer_hits", "preemptions"):
+    for what in (
+        "swaps",
+        "prefix_host_hits",
+        "prefix_disk_hits",
+        "prefix_store_hits",
+        "prefix_peer_hits",
+        "preemptions",
+    ):
         event(what if getattr(load, what) else f"no {what}")
 
 

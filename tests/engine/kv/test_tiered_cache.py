@@ -79,7 +79,7 @@ class Rig:
         sequence.num_disk_blocks = None if with_disk else 0
         prefixes = PrefixLookup(BlockPool(0), self.tiers, CacheGroups(BLOCK_SIZE, 1), shares_prefixes=True)
         prefix = prefixes.find_in_tiers(sequence, prefixes.find_cached(sequence))
-        return prefix.num_blocks, prefix.num_on_disk
+        return prefix.num_blocks, prefix.num_behind
 
     def fetch(self, numbers: Sequence[int], blocks: Sequence[int]) -> HostFetch:
         fetch = self.tiers.fetch([name(n) for n in numbers], blocks)

@@ -1,0 +1,62 @@
+"""A Mooncake Store in this process: the package's methods over a dict, which can be told to fail or to hang."""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+MISSING, TOO_LARGE, NO_MASTER, FULL = -704, -600, -900, -200
+
+
+class FakeStore:
+    """What all members share, and each member's door to it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.limit = 1 << 30  # of values
+        self.is_gone = False  # its master does not answer
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Event()
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        self._arrive()
+        return [-1 if self.is_gone else int(key in self.values) for key in keys]
+
+    def batch_get_into(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        self._arrive()
+        return [self._get(*each) for each in zip(keys, addresses, sizes, strict=True)]
+
+    def batch_put_from(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        self._arrive()
+        return [self._put(*each) for each in zip(keys, addresses, sizes, strict=True)]
+
+    def remove(self, key: str, force: bool) -> int:
+        return 0 if self.values.pop(key, None) is not None else MISSING
+
+    def register_buffer(self, address: int, num_bytes: int) -> int:
+        return 0
+
+    def unregister_buffer(self, address: int) -> int:
+        return 0
+
+    def close(self) -> int:
+        return 0
+
+    def _arrive(self) -> None:
+        self.asked.set()
+        assert self.may_answer.wait(10)
+
+    def _get(self, key: str, address: int, size: int) -> int:
+        value = self.values.get(key)
+        if self.is_gone or value is None:
+            return NO_MASTER if self.is_gone else MISSING
+        if len(value) > size:
+            return TOO_LARGE
+        ctypes.memmove(address, value, len(value))
+        return len(value)
+
+    def _put(self, key: str, address: int, size: int) -> int:
+        if self.is_gone or len(self.values) >= self.limit:
+            return NO_MASTER if self.is_gone else FULL
+        self.values.setdefault(key, ctypes.string_at(address, size))
+        return 0
