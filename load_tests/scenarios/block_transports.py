@@ -1,7 +1,8 @@
 """How fast do KV blocks go from one engine host to another? `make bench-block-transports` runs it.
 
 64 MiB of blocks lie in the host tier of one process and are fetched into that of another, by each transport, with leases, checksums and headers as
-in serving; beside them the same bytes over a plain socket between the same two processes, and a memcpy. Medians; transports take turns. Then the one
+in serving, and from a Mooncake Store in a third, into which the first has written them; beside them the same bytes over a plain socket between the
+same two processes, and a memcpy. Medians; transports take turns. Then the one
 process computes a prompt of 4,096 tokens with random weights of a 0.5 B shape, in chunks, and the other fetches its blocks meanwhile: how much of
 what moving them takes is over by the time the last chunk is computed?
 """
@@ -14,6 +15,7 @@ import random
 import socket
 import tempfile
 import time
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,12 @@ from engine.kv.host_tier import HostTier
 from engine.kv.peers.block_server import BlockServer
 from engine.kv.peers.messages import PeerError
 from engine.kv.peers.mooncake import TransferEngine
-from engine.kv.peers.peer_thread import PeerRead, PeerThread
+from engine.kv.peers.peer_thread import PeerThread
 from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
 from engine.kv.prefix_index import CacheIdentity, chain_root, extend_chain
 from engine.kv.shared_tiers import open_tiers
+from engine.kv.store_thread import StoreThread
+from engine.kv.tier_read import TierRead
 from engine.kv.tiered_cache import TieredCache
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
@@ -40,6 +44,7 @@ from engine.runner import ModelRunner
 from load_tests.random_checkpoint import SHAPES as CHECKPOINTS
 from load_tests.random_checkpoint import Shape, write
 from load_tests.records import spread, write_record
+from load_tests.store_process import store_process
 
 SHAPES = {**CHECKPOINTS, "0.5b": Shape(1024, 4096, 28, 16, 8, 64, 16_384)}
 TOTAL_BYTES = 64 << 20
@@ -58,7 +63,8 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="pilotlight-", dir=_memory()) as folder:
-        results = measure(Path(folder), options.rounds)
+        with store_process(0.25) if _engine() is not None else nullcontext() as store:
+            results = measure(Path(folder), options.rounds, store)
         results["hidden"] = [hidden(Path(folder), options, chunk) for chunk in options.chunks]
     for found in results["hidden"]:
         console.print(found)
@@ -72,25 +78,32 @@ def main() -> None:
     )
 
 
-def measure(folder: Path, rounds: int) -> dict[str, Any]:
+def measure(folder: Path, rounds: int, store: str | None) -> dict[str, Any]:
     engine = _engine()
     kinds = [SHARED_MEMORY, INLINE, *([MOONCAKE] if engine is not None else [])]
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, theirs))
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(folder, store, theirs))
     server.start()
     port = ours.recv()
     tier = HostTier.open(folder / "here", 2 * TOTAL_BYTES)
     tier.add_size(BLOCK_BYTES)
     readers = {kind: PeerThread(tier, transports=[kind], engine=engine) for kind in kinds}
-    times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain socket", "memcpy")}
+    stored = None if store is None else StoreThread(store, tier)
+    ways = [*kinds, *(["store"] if stored is not None else []), "plain socket", "memcpy"]
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(rounds + 1):  # the first is not counted: pages are touched and peers greet
         for kind, reader in readers.items():
             taken_ms = _fetch_ms(reader, tier, f"ipc://{folder}/blocks")
             times[kind] += [taken_ms] if i else []
+        if stored is not None:
+            taken_ms = _store_ms(stored, tier)
+            times["store"] += [taken_ms] if i else []
         times["plain socket"] += [_socket_ms(port)] if i else []
         times["memcpy"] += [_memcpy_ms()] if i else []
     for reader in readers.values():
         reader.close()
+    if stored is not None:
+        stored.close()
     tier.close()
     ours.send("end")
     server.join()
@@ -101,7 +114,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def serve(folder: Path, pipe: "Connection[Any, Any]") -> None:
+def serve(folder: Path, store: str | None, pipe: "Connection[Any, Any]") -> None:
     """Hold the blocks, and send the same bytes to whoever connects to a socket, until told to end."""
     tier = HostTier.open(folder / "there", 2 * TOTAL_BYTES)
     tier.add_size(BLOCK_BYTES)
@@ -111,6 +124,8 @@ def serve(folder: Path, pipe: "Connection[Any, Any]") -> None:
         slot.memory[:] = os.urandom(BLOCK_BYTES)
         tier.commit(slot, crc32(slot.memory))
         tier.unpin([slot])
+    if store is not None:
+        _fill_store(store, tier)
     server = BlockServer(f"ipc://{folder}/blocks", tier, engine=_engine())
     server.add_cache(IDENTITY)
     server.begin("bench")
@@ -174,7 +189,7 @@ def hidden(folder: Path, options: argparse.Namespace, chunk: int) -> dict[str, A
     }
 
 
-def _wait(read: PeerRead) -> float:
+def _wait(read: TierRead) -> float:
     """Return when all of a read has come, by the clock that all processes of a machine share."""
     while not read.is_done:
         time.sleep(0.0005)
@@ -236,6 +251,32 @@ def _fetch_ms(reader: PeerThread, tier: HostTier, address: str) -> float:
     slots = read.take()
     assert len(slots) == NUM_BLOCKS, f"{len(slots)} of {NUM_BLOCKS} blocks came"
     tier.unpin(slots)
+    return taken_ms
+
+
+def _fill_store(address: str, tier: HostTier) -> None:
+    writer = StoreThread(address, tier)
+    while not writer.is_usable:
+        time.sleep(0.01)
+    for name in NAMES:
+        writer.offer(name)
+    assert writer.wait_until_idle(60)
+    writer.close()
+
+
+def _store_ms(store: StoreThread, tier: HostTier) -> float:
+    while not store.is_usable:
+        time.sleep(0.01)
+    tier.forget(NAMES)
+    began = time.perf_counter()
+    lookup = store.look_up(NAMES)
+    while not lookup.is_done:
+        time.sleep(0.0005)
+    assert all(name in store for name in NAMES), "not all blocks are in the store"
+    read = store.read(NAMES, BLOCK_BYTES)
+    _wait(read)
+    taken_ms = 1e3 * (time.perf_counter() - began)
+    tier.unpin(read.take())
     return taken_ms
 
 

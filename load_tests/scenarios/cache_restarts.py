@@ -10,8 +10,6 @@ import argparse
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,9 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.local_network import free_ports
 from load_tests.records import write_record
-from load_tests.site_process import ROOT, SiteProcess
+from load_tests.site_process import SiteProcess
+from load_tests.store_process import store_process
 
 MODEL = {"name": "ember", "source": "embedded:ember"}
 HOSTS = [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]
@@ -62,16 +60,8 @@ def behind_host_memory(way: str) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="pilotlight-bench-") as folder:
             yield {"kv_disk_dir": folder, "kv_disk_gib": 1.0}
         return
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    command = [sys.executable, "-m", "engine.kv.store_node", "--address", address, "--gib", "1"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            if not any("ready" in line for line in process.stdout):
-                raise SystemExit("the store did not start")
-            yield {"kv_store": address}
-        finally:
-            process.terminate()
+    with store_process(1.0) as address:
+        yield {"kv_store": address}
 
 
 def run(way: str, behind: dict[str, Any], conversations: int, words: int) -> dict[str, Any]:

@@ -1,0 +1,24 @@
+"""store_process: a KV store as `pilotlight store` runs it, on a port of this machine, for as long as a scenario needs one."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from load_tests.local_network import free_ports
+from load_tests.site_process import ROOT
+
+
+@contextmanager
+def store_process(gib: float) -> Iterator[str]:
+    """Yield the store's address. Raises SystemExit where it does not start: Mooncake is not installed."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-m", "engine.kv.store_node", "--address", address, "--gib", str(gib)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not any("ready" in line for line in process.stdout):
+                raise SystemExit("the store did not start")
+            yield address
+        finally:
+            process.terminate()
