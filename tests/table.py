@@ -46,7 +46,7 @@ COLUMNS = (
     Column("preemption", (f"{FAMILIES}::{PREEMPTED}", f"{IMAGES}::{PREEMPTED}", f"{EMBEDDINGS}::test_preempted_texts_agree")),
     Column("swap", (f"{TIERS}::test_swapped_sequences_agree", f"{IMAGE_PATHS}::test_swapped_sequences_agree")),
     Column("tier round trip", (
-        f"{TIERS}::test_a_round_trip_through_host_and_disk_agrees",
+        f"{TIERS}::test_a_round_trip_through_host_disk_and_store_agrees",
         f"{IMAGE_PATHS}::test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again",
     )),
 )  # fmt: skip

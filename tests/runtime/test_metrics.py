@@ -39,6 +39,7 @@ READ = {
     "vllm:prefix_cache_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_host_tier_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_disk_tier_hits": ("counter", {"engine", "model_name"}),
+    "pilotlight_kv_store_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_peer_hits": ("counter", {"engine", "model_name"}),
     "pilotlight_kv_tier_losses": ("counter", {"engine", "model_name"}),
     "pilotlight_adapter_loads": ("counter", {"engine", "model_name"}),
