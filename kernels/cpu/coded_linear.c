@@ -1,132 +1,204 @@
 // Matrix products with a weight that is kept in codes of four or eight bits: y[m][n] = x[m] . w[n] + bias[n]. Decode steps read a half or a quarter of what
-// they would read of bf16, and as many codes of a row as are decoded at a time are multiplied with several rows of x.
-#include "codes.h"
+// they would read of bf16, and codes of a row that become integers at a time are multiplied with several rows of x (fixed_point.h).
 #include "coded_gemm.h"
+#include "fixed_point.h"
 #include "outputs.h"
 #include "program.h"
 
 #define W_UNIT 16                          // rows of w that become outputs together
-#define W_ROWS(x_rows) ((x_rows) > 4 ? 2 : 4)  // of w that are summed at a time: sums stay in registers
-#define X_ROWS 8
+#define W_ROWS(x_rows) ((x_rows) > 1 ? 2 : 1)  // of w that are summed at a time: sums stay in registers
 #define FEW_ROWS 8                         // rows of x; more are multiplied along their rows (coded_gemm.c)
+#define AHEAD 4096                         // bytes of codes: int4 on a thread of Zen 5, 37 GB/s with their scales, 23 without fetching
+#define SCALE_BYTES(type) ((type) == SCALES_F32 ? 4 : (type) == SCALES_E8M0 ? 1 : 2)
 #define PIECE_BYTES (32 << 10)             // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (128 << 10)      // and where threads have many to take
 #define PIECES_OF_THREAD 8
 
 // As many rows of w as one call of `tile` takes. Those behind the last one are the last one again.
 typedef struct {
-    const uint8_t *codes[4];
-    float scales[4][MOST_STEPS];
-    uint8_t zeros[4][MOST_STEPS];
+    const uint8_t *codes[2];
+    float scales[2][MOST_STEPS + LANES] __attribute__((aligned(64)));  // of blocks
+    float zeros[2][MOST_STEPS + LANES];   // likewise: as halves, twice
 } rows_of_w;
 
-// sums[m][n] = x[m] . w[n] over all steps.
-INLINE void tile(const int form, const int step, const int x_rows, const scalar *x, long x_stride, const rows_of_w *w, long steps, float *sums) {
-    const int w_rows = W_ROWS(x_rows);
-    lanes total[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < x_rows * w_rows; i++) total[i] = all(0);
-    table values = table_of(form, 8);
-    for (long s = 0; s < steps; s++) {
-        const scalar *columns = x + s * step * BLOCK;
-#pragma GCC unroll 4
-        for (int n = 0; n < w_rows; n++) {
-            const uint8_t *codes = w->codes[n] + s * step * BLOCK_BYTES(form);
-            if (form == INT4_ZEROS) values = table_of(form, w->zeros[n][s]);
-            lanes part[X_ROWS];
-#pragma GCC unroll 8
-            for (int m = 0; m < x_rows; m++) part[m] = all(0);
-#pragma GCC unroll 4
-            for (int b = 0; b < step; b++) {
-                piece block[PIECES];
-                decode(form, codes + b * BLOCK_BYTES(form), values, block);
-#pragma GCC unroll 8
-                for (int m = 0; m < x_rows; m++)
-#pragma GCC unroll 8
-                    for (int i = 0; i < PIECES; i++)
-                        part[m] = multiply_add(part[m], block[i], load_piece(columns + m * x_stride + b * BLOCK + i * PIECE));
-            }
-            const lanes scale = all(w->scales[n][s]);
-#pragma GCC unroll 8
-            for (int m = 0; m < x_rows; m++) total[m * w_rows + n] += part[m] * scale;
+// `count` <= LANES scales from `at` on, zeros behind them.
+INLINE lanes scales_from(const coded *w, long at, long count) {
+#ifdef WIDE
+    const __mmask16 wanted = (__mmask16)((1u << count) - 1);
+    switch (w->scale_type) {
+        case SCALES_F32: return (lanes)_mm512_maskz_loadu_ps(wanted, w->scales + 4 * at);
+        case SCALES_BF16: return widen_lanes((lanes_u16)_mm256_maskz_loadu_epi16(wanted, w->scales + 2 * at));
+        case SCALES_F16: return (lanes)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(wanted, w->scales + 2 * at));
+        case SCALES_E8M0: {
+            const __m512i power = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(wanted, w->scales + at));
+            return (lanes)_mm512_max_epi32(_mm512_slli_epi32(power, 23), _mm512_set1_epi32(1 << 22));  // 2^-127 is subnormal
         }
     }
-    float reduced[16];
-    if (x_rows * w_rows == 16)
-        sums_of_16(total, reduced);
-    else
-        for (int i = 0; i < x_rows * w_rows; i++) reduced[i] = sum_of(total[i]);
-    for (int m = 0; m < x_rows; m++)
-        for (int n = 0; n < w_rows; n++) sums[m * W_UNIT + n] = reduced[m * w_rows + n];
+#endif
+    float found[LANES] = {0};
+    convert_scales(w, at, count, found);
+    return load_f32(found);
 }
 
-typedef void (*tile_of)(const scalar *x, long x_stride, const rows_of_w *w, long steps, float *sums);
+// `count` <= LANES zeros from `at` on, each as two halves.
+INLINE lanes zeros_from(const coded *w, long at, long count) {
+#ifdef WIDE
+    const __m512i zeros = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), w->zeros + at));
+    return (lanes)_mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
+#else
+    lanes_u32 found = {0};
+    for (long i = 0; i < count; i++) found[i] = w->zeros[at + i] * 0x10001u;
+    return (lanes)found;
+#endif
+}
 
-#define TILE(form, step, x_rows) \
-    static void tile_##form##_##step##_##x_rows(const scalar *x, long x_stride, const rows_of_w *w, long steps, float *sums) { \
-        tile(form, step, x_rows, x, x_stride, w, steps, sums); \
+// v[places[i]]
+INLINE lanes pick(lanes v, lanes_i32 places) {
+#ifdef WIDE
+    return (lanes)_mm512_permutexvar_ps((__m512i)places, (__m512)v);
+#elif LANES == 8 && defined(__AVX2__)
+    return (lanes)_mm256_permutevar8x32_ps((__m256)v, (__m256i)places);
+#else
+    lanes found;
+    for (int i = 0; i < LANES; i++) found[i] = v[places[i]];
+    return found;
+#endif
+}
+
+// A row's scales and zeros, for each of its blocks.
+INLINE void take_row(const coded *w, long row, float *scales, float *zeros) {
+    const long begin = row * w->groups, per_group = w->blocks_per_group;
+    if (per_group < LANES && LANES % per_group == 0) {
+        lanes_i32 places;
+        for (int i = 0; i < LANES; i++) places[i] = i;
+        places >>= __builtin_ctzl(per_group);
+        const long step = LANES >> __builtin_ctzl(per_group), ahead = AHEAD / BLOCK_BYTES(w->form) >> __builtin_ctzl(per_group);
+        for (long group = 0; group < w->groups; group += step, scales += LANES, zeros += LANES) {
+            const long count = w->groups - group < step ? w->groups - group : step;
+            __builtin_prefetch(w->scales + (begin + group + ahead) * SCALE_BYTES(w->scale_type), 0, 3);
+            store_f32(scales, pick(scales_from(w, begin + group, count), places));
+            if (w->zeros) store_f32(zeros, pick(zeros_from(w, begin + group, count), places));
+        }
+        return;
     }
-#define TILES(form, step) TILE(form, step, 1) TILE(form, step, 2) TILE(form, step, 4) TILE(form, step, 8)
-TILES(INT4, 1) TILES(INT4, 4) TILES(INT4_ZEROS, 1) TILES(INT4_ZEROS, 4) TILES(MXFP4, 1) TILES(INT8, 1) TILES(INT8, 4)
-#define ROW(form, step) {tile_##form##_##step##_1, tile_##form##_##step##_2, tile_##form##_##step##_4, tile_##form##_##step##_8}
-static const tile_of tile_functions[FORMS][2][4] = {  // by form, step and rows of x
-    [INT4] = {ROW(INT4, 1), ROW(INT4, 4)},
-    [INT4_ZEROS] = {ROW(INT4_ZEROS, 1), ROW(INT4_ZEROS, 4)},
-    [MXFP4] = {ROW(MXFP4, 1), ROW(MXFP4, 1)},
-    [INT8] = {ROW(INT8, 1), ROW(INT8, 4)},
-};
+    for (long group = 0; group < w->groups; group++, scales += per_group, zeros += per_group) {
+        const lanes scale = all(scale_at(w, begin + group)), zero = w->zeros ? all(from_bits(w->zeros[begin + group] * 0x10001u)) : scale;
+        for (long i = 0; i < per_group; i += LANES) store_f32(scales + i, scale);
+        for (long i = 0; w->zeros && i < per_group; i += LANES) store_f32(zeros + i, zero);
+    }
+}
+
+// Adds up a step: total[m][n] += x[m] . w[n].
+INLINE void add_step(const int form, const int x_rows, const int w_rows, const int16_t *x, long x_stride, const float (*scales)[2][LANES],
+                     const uint8_t *const *codes, long end, const float *const *zeros, long block, lanes *total) {
+    halves w[2][4];
+#pragma GCC unroll 2
+    for (int n = 0; n < w_rows; n++) {
+        for (long line = 0; line < STEP_BLOCKS * BLOCK_BYTES(form); line += 64) __builtin_prefetch(codes[n] + AHEAD + line, 0, 3);
+        to_integers(form, codes[n], end, form == INT4_ZEROS ? (halves)in_lanes_of_blocks(zeros[n] + block) : (halves){0}, w[n]);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < x_rows; m++)
+#pragma GCC unroll 2
+        for (int n = 0; n < w_rows; n++) {
+            lanes product = all(0);
+#pragma GCC unroll 2
+            for (int limb = 0; limb < LIMBS; limb++) {
+                lanes_i32 sum = {0};
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) sum = add_products(sum, w[n][i], load_halves(x + m * x_stride + (limb * 4 + i) * HALVES));
+                product = limb ? product * 32768.0f + __builtin_convertvector(sum, lanes) : __builtin_convertvector(sum, lanes);
+            }
+            total[m * w_rows + n] += product * in_lanes_of_blocks(scales[m][n] + block);
+        }
+}
+
+// totals[m][n] = x[m] . w[n], in lanes that are still to be added up.
+INLINE void tile(const int form, const int x_rows, const fixed_rows *x, const rows_of_w *w, long blocks_of_row, lanes *totals) {
+    const int w_rows = W_ROWS(x_rows);
+    lanes total[2 * FEW_ROWS];
+    float scales[FEW_ROWS][2][LANES] __attribute__((aligned(64)));  // what is read soon after it was written must not cross lines
+    const uint8_t *codes[2] = {w->codes[0], w->codes[1]};
+    const float *zeros[2] = {w->zeros[0], w->zeros[1]};
+    const int16_t *values = x->values;
+#pragma GCC unroll 16
+    for (int i = 0; i < x_rows * w_rows; i++) total[i] = all(0);
+    for (long first = 0; first < blocks_of_row; first += LANES) {
+#pragma GCC unroll 2
+        for (int n = 0; n < w_rows; n++) {
+            const lanes of_w = load_f32(w->scales[n] + first) * (form == MXFP4 ? 0.5f : 1.0f);
+#pragma GCC unroll 8
+            for (int m = 0; m < x_rows; m++) store_f32(scales[m][n], of_w * load_f32(x->scales + m * x->scales_stride + first));
+        }
+        const long left = blocks_of_row - first, blocks = left < LANES ? left : LANES;
+        long block = 0;
+#pragma GCC unroll 1
+        for (; block + STEP_BLOCKS <= blocks; block += STEP_BLOCKS, values += STEP_VALUES) {
+            add_step(form, x_rows, w_rows, values, x->values_stride, scales, codes, STEP_BLOCKS * BLOCK_BYTES(form), zeros, block, total);
+            for (int n = 0; n < w_rows; n++) codes[n] += STEP_BLOCKS * BLOCK_BYTES(form);
+        }
+        if (block < blocks)
+            add_step(form, x_rows, w_rows, values, x->values_stride, scales, codes, (blocks - block) * BLOCK_BYTES(form), zeros, block, total);
+        zeros[0] += LANES, zeros[1] += LANES;
+    }
+    for (int m = 0; m < x_rows; m++)
+        for (int n = 0; n < w_rows; n++) totals[m * W_UNIT + n] = total[m * w_rows + n];
+}
+
+typedef void (*tile_of)(const fixed_rows *x, const rows_of_w *w, long blocks, lanes *totals);
+
+#define TILE(form, x_rows) \
+    static void tile_##form##_##x_rows(const fixed_rows *x, const rows_of_w *w, long blocks, lanes *totals) { tile(form, x_rows, x, w, blocks, totals); }
+#define TILES(form) TILE(form, 1) TILE(form, 2) TILE(form, 4) TILE(form, 8)
+TILES(INT4) TILES(INT4_ZEROS) TILES(MXFP4) TILES(INT8)
+#define ROW(form) {tile_##form##_1, tile_##form##_2, tile_##form##_4, tile_##form##_8}
+static const tile_of tile_functions[FORMS][4] = {  // by form and rows of x
+    [INT4] = ROW(INT4), [INT4_ZEROS] = ROW(INT4_ZEROS), [MXFP4] = ROW(MXFP4), [INT8] = ROW(INT8)};
 
 typedef struct {
     coded w;
-    const scalar *x, *bias;  // x: in whole blocks, and as many rows as tiles take
+    fixed_rows x;  // as many rows as a tile takes
+    const scalar *bias;
     char *y;
-    long rows, x_stride, outputs, units_per_piece;
-    int wide_output;
+    long rows, outputs, units_per_piece;
+    int which, wide_output;  // which: of the tiles
 } arguments;
 
 static void multiply_units(const void *given, long piece) {
     const arguments *a = given;
-    const coded *w = &a->w;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
-    const long row_bytes = w->blocks * BLOCK_BYTES(w->form), steps = w->blocks / w->step;
-    float sums[FEW_ROWS * W_UNIT + LANES];  // of the last row some lanes behind its end are read, and not used
+    const int w_rows = W_ROWS(1 << a->which);
+    lanes totals[FEW_ROWS * W_UNIT];
+    float sums[W_UNIT + LANES];  // some lanes behind the last sum are read, and not used
     rows_of_w rows;
+    memset(totals, 0, sizeof *totals * W_UNIT << a->which);
     const long end = W_UNIT * a->units_per_piece * (piece + 1);
     for (long begin = W_UNIT * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += W_UNIT) {
         const long count = a->outputs - begin < W_UNIT ? a->outputs - begin : W_UNIT;
-        const int w_rows = W_ROWS(a->rows);
         for (long n = 0; n < count; n += w_rows) {
-            for (long i = 0; i < w_rows; i++) {
+            for (int i = 0; i < w_rows; i++) {
                 const long row = begin + (n + i < count ? n + i : count - 1);
-                rows.codes[i] = w->codes + row * row_bytes;
-                scales_of(w, row, 0, steps, rows.scales[i], rows.zeros[i]);
+                rows.codes[i] = a->w.codes + row * a->w.blocks * BLOCK_BYTES(a->w.form);
+                take_row(&a->w, row, rows.scales[i], rows.zeros[i]);
             }
-            for (long m = 0; m < a->rows;) {
-                const long left = a->rows - m;
-                // the last tile may have fewer rows, but no more rows of w than the others
-                const int which = w_rows == 2 ? 3 : left > 2 ? 2 : left - 1;
-                tile_functions[w->form][w->step == 4][which](a->x + m * a->x_stride, a->x_stride, &rows, steps, sums + m * W_UNIT + n);
-                m += 1l << which;
-            }
+            tile_functions[a->w.form][a->which](&a->x, &rows, a->w.blocks, totals + n);
         }
-        for (long m = 0; m < a->rows; m++)
-            finish(sums + m * W_UNIT, 0, a->bias ? a->bias + begin : NULL, a->outputs, count, 0, a->wide_output,
-                   a->y + (m * a->outputs + begin) * size);
+        for (long m = 0; m < a->rows; m++) {
+            sums_of_16(totals + m * W_UNIT, sums);
+            finish(sums, 0, a->bias ? a->bias + begin : NULL, a->outputs, count, 0, a->wide_output, a->y + (m * a->outputs + begin) * size);
+        }
     }
 }
 
 typedef struct {
+    fixed_rows into;
     const scalar *x;
-    scalar *padded;
-    long rows, columns, stride, x_stride;
-} padding;
+    long rows, columns, x_stride;
+} fixing;
 
-static void pad_row(const void *given, long m) {
-    const padding *p = given;
-    scalar *to = p->padded + m * p->stride;
-    const long columns = m < p->rows ? p->columns : 0;
-    memcpy(to, p->x + m * p->x_stride, columns * sizeof *to);
-    memset(to + columns, 0, (p->stride - columns) * sizeof *to);
+static void fix_one(const void *given, long m) {
+    const fixing *f = given;
+    fix_row(&f->into, m, m < f->rows ? f->x + m * f->x_stride : NULL, f->columns);
 }
 
 // Whether codes are decoded by vectors here, so that they are faster than bf16.
@@ -142,24 +214,20 @@ int NAME(coded_linear)(const scalar *x, const uint8_t *codes, const void *scales
                        long outputs, long columns, long x_stride, long group, int form, int scale_type, int wide_output, int threads) {
     const long blocks = (columns + BLOCK - 1) / BLOCK, groups = (columns + group - 1) / group;
     const long blocks_per_group = groups == 1 ? blocks : group / BLOCK;
-    const coded whole = {codes, zeros, scales, blocks, groups, blocks_per_group, 1, blocks_per_group, form == INT4 && zeros ? INT4_ZEROS : form, scale_type};
-    const coded w = in_steps(whole, form == MXFP4 ? 1 : 4);
+    const coded w = {codes, zeros, scales, blocks, groups, blocks_per_group, 1, blocks_per_group, form == INT4 && zeros ? INT4_ZEROS : form, scale_type};
     if (rows > FEW_ROWS) return NAME(coded_gemm)(x, &w, bias, y, rows, outputs, columns, x_stride, wide_output, threads);
-    const scalar *in_blocks = x;
-    if (rows > 1 || columns % BLOCK) {
-        const long tiled = rows > 4 ? (rows + X_ROWS - 1) / X_ROWS * X_ROWS : rows == 3 ? 4 : rows;
-        const long stride = (blocks + 1) * BLOCK;  // rows that lie a multiple of 4 KiB apart would compete for the cache
-        scalar *padded = shared_scratch(tiled * stride * sizeof *padded);
-        if (!padded) return 1;
-        const padding p = {x, padded, rows, columns, stride, x_stride};
-        share(pad_row, &p, tiled, 1);
-        in_blocks = padded, x_stride = stride;
-    }
+    const int which = rows > 4 ? 3 : rows > 2 ? 2 : (int)rows - 1;
+    const long steps = (blocks + STEP_BLOCKS - 1) / STEP_BLOCKS, scales_stride = (blocks + LANES - 1) / LANES * LANES;
+    const long values_stride = (steps + 1) * STEP_VALUES;  // rows that lie a multiple of 4 KiB apart would compete for the cache
+    int16_t *fixed = shared_scratch((values_stride * sizeof *fixed + scales_stride * sizeof(float)) << which);
+    if (!fixed) return 1;
+    const fixing f = {{fixed, (float *)(fixed + (values_stride << which)), steps, values_stride, scales_stride}, x, rows, columns, x_stride};
+    share(fix_one, &f, 1l << which, 1);
     const long unit_bytes = W_UNIT * blocks * BLOCK_BYTES(form), units = (outputs + W_UNIT - 1) / W_UNIT;
     const long even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
     const long piece_bytes = even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
     const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
-    const arguments a = {w, in_blocks, bias, y, rows, x_stride, outputs, per_piece, wide_output};
+    const arguments a = {w, f.into, bias, y, rows, outputs, per_piece, which, wide_output};
     const reading reads = {.begin = (const char *)codes, .bytes_of_piece = per_piece * unit_bytes};
     share_reading(multiply_units, &a, sizeof a, reads, (units + per_piece - 1) / per_piece, threads);
     return 0;
