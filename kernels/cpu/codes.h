@@ -1,8 +1,9 @@
 // Weights that are kept in codes of four or eight bits: a row's codes in blocks of 32 columns, and a scale for each group of blocks (kernels/int4.py,
 // mxfp4.py, int8.py have the layouts).
 //
-// A product multiplies what a code stands for before its scale, which bf16 holds exactly, adds up in fp32 as far as one scale goes, and multiplies the
-// sum by it: nothing is rounded but sums. (So it is more exact than a product with the weight that is unpacked to bf16.)
+// A product multiplies what a code stands for before its scale, a whole number that bf16 holds exactly, adds up as far as one scale goes, and multiplies
+// the sum by it. (So it is more exact than a product with the weight that is unpacked to bf16.) Of a few rows of x the products are those of integers
+// (fixed_point.h), of more those of bf16 or fp32.
 #pragma once
 #include "lanes.h"
 

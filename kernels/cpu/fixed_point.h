@@ -1,8 +1,8 @@
 // Rows of x in fixed point, and what codes stand for as whole numbers: their products add up exactly, whatever the order.
 //
-// A block of 32 columns of x is integers of 16 bits times a power of two. Of bf16 nothing is lost down to a 128th of the block's largest value, and of
-// what is smaller less than 2^-16 of that one; fp32 takes two such integers, which hold 29 bits. Integers of 8 bits, which other engines round x to, would
-// be read from memory no faster: int8 by groups of 32 columns on a thread of Zen 5, 36 GB/s and 37, of 41 that can be read.
+// A block of 32 columns of x is integers of 16 bits times a power of two. Values of bf16 down to a 128th of the block's largest are exact, and smaller
+// ones off by no more than 2^-15 of it; fp32 takes two such integers, which hold 29 bits. With 8 bits, to which others round x, weights would be read no
+// faster: of int8 in groups of 32 columns 36 GB/s with 16 bits and 37 with 8, on a thread of Zen 5 that reads 41.
 //
 // Four vectors make a step, a group of four lanes for each of its blocks. They hold a block's even columns of the first half, its even ones of the second,
 // and the odd ones of both: so lie the four-bit codes that one shift brings to the lower end of their 16 bits.

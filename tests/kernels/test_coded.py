@@ -84,6 +84,29 @@ def test_a_row_is_the_same_in_any_company(name: str, dtype: torch.dtype, arithme
             assert torch.equal(torch.cat(parts)[:full], expected[:full])
 
 
+@pytest.mark.parametrize("name", ["int4 by 64, zeros", "int8 by row", "mxfp4"])
+@pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
+def test_blocks_of_any_size_keep_their_digits(name: str, dtype: torch.dtype, ratio: float) -> None:
+    """Each row is of numbers that lie near one power of two, but for a block of zeros."""
+    weight = WEIGHTS[name](torch.float32)
+    for size in (1e-20, 1e-3, 1.0, 1e20):
+        x = (torch.randn(3, weight.shape[1]) * size).to(dtype)
+        x[:, 32:64] = 0
+        assert_close("product", x.double() @ double(weight).T, weight.linear(x), ratio)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_is_not_finite_spoils_no_other(bad: float, dtype: torch.dtype, arithmetic: str) -> None:
+    weight, x = random_int8(17, 96, 32), torch.randn(3, 96).to(dtype)
+    good = weight.linear(x)
+    x[1, 40] = bad
+    found = weight.linear(x)
+    assert not found[1].isfinite().any()
+    if arithmetic == C_LIBRARY:
+        assert torch.equal(found[::2], good[::2])
+
+
 def test_logits_are_rounded_to_the_storage_type_and_wide() -> None:
     weight, x = random_int8(50, 64, 32), torch.randn(3, 64).bfloat16()
     logits = weight.logits(x)
