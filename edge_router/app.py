@@ -38,6 +38,7 @@ from edge_router.selection import SiteSelector
 from edge_router.session import SessionTable
 from edge_router.site_clocks import SiteClocks
 from edge_router.site_orders import SiteOrders
+from edge_router.tracing import Tracing
 from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream
 from edge_router.usage import UsageRoutes
@@ -108,6 +109,8 @@ def build_app(
         clock,
         body_timeout_s=network.door.body_timeout_s,
     )
+    if network.telemetry.otlp is not None:
+        proxy.tracing = Tracing(network.telemetry.otlp, network.place.city, own_version())
     batches = batches_of(network, proxy)
     if (objectives := objectives_of(network)) is not None:
         metrics.judge(objectives)
@@ -164,6 +167,8 @@ def build_app(
                     await accounting.ledger.close()
                 if objectives is not None:
                     await objectives.close()
+                if proxy.tracing is not None:
+                    await asyncio.to_thread(proxy.tracing.close)
 
     app = RouterApp(
         routes=[*own.routes(), *page.routes(), *usage.routes(), *deployments.routes()],

@@ -4,7 +4,7 @@ Facts and the rules by which they change. Sending, choosing and telling the clie
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,6 +17,9 @@ from sites.network import RelayConfig
 from wire.continuation import AnswerName, ContinuationError
 from wire.errors import ApiError
 from wire.usage import UsedTokens
+
+if TYPE_CHECKING:
+    from edge_router.tracing import RequestTrace
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
@@ -136,6 +139,7 @@ class ProxiedRequest:
         self.site = ""  # that answered last
         self.status = 0  # of its answer
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
+        self.trace: RequestTrace | None = None
         self._config = config
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:

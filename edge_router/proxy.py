@@ -27,6 +27,7 @@ from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large, wants_durable
 from edge_router.selection import SiteSelector
 from edge_router.site_failure import SiteFailed
+from edge_router.tracing import Tracing
 from edge_router.upstream import Lost, Upstream, UpstreamAttempt, UpstreamResponse
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
@@ -67,6 +68,7 @@ class Proxy:
         self.accounting = accounting
         self.metrics = metrics
         self.upstream: Upstream | None = None  # open while the application runs
+        self.tracing: Tracing | None = None  # where there is a collector
         self._clock = clock
         self._body_timeout_s = body_timeout_s
         self.under_way: set[ProxiedRequest] = set()
@@ -130,6 +132,7 @@ class Proxy:
         proxied = self.proxied(request)
         if begun is not None:
             proxied.go_on(begun, self._clock())
+        trace = proxied.trace = None if self.tracing is None else self.tracing.begin(request)
         charge: Charge | None = None
         try:
             charge = self.accounting.begin(request, self.selector.own_name, "" if begun is None else begun.part)
@@ -147,6 +150,8 @@ class Proxy:
             objectives = self.metrics.objectives
             if objectives is not None and request.model is not None and not head.is_for_batch:
                 objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)
+            if trace is not None:
+                trace.end(proxied, sys.exception())
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()
@@ -167,6 +172,8 @@ class Proxy:
                 except SiteFailed as failure:
                     selector.note_failure(backend, ticket, proxied.request, failure)
                     proxied.tries.failed(backend.name, failure)
+                    if proxied.trace is not None:
+                        proxied.trace.end_try(failure.kind)
                     if not proxied.request.head.may_be_repeated and failure.kind not in UNTOUCHED:
                         sentence = f"the site {backend.name} was lost while the function ran: {failure.detail}"
                         raise ApiError("upstream_lost", sentence) from None
@@ -247,11 +254,15 @@ class Proxy:
         pace = self.selector.pace(proxied, backend)
         limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
         request = proxied.ask(preference.max_queue_ms)
+        if proxied.trace is not None:
+            request = proxied.trace.begin_try(backend.name, request)
         return UpstreamAttempt(upstream, backend.name, backend.url, request, limits, pace, proxied.log)
 
     def _may_go_on(self, proxied: ProxiedRequest, response: UpstreamResponse, backend: Backend, lost: Lost) -> bool:
         """Tell whether the stream can go on elsewhere."""
         self.metrics.stream_disturbed(backend.name, lost.cause)
+        if proxied.trace is not None:
+            proxied.trace.end_try(lost.cause)
         log.log(
             logging.INFO if lost.cause == "draining" else logging.WARNING,
             "request %s: site %s was lost in mid-stream: %s", proxied.request.request_id, backend.name, lost,

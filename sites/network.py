@@ -210,6 +210,20 @@ class DurableConfig(Table, frozen=True, kw_only=True):
     max_age_s: Annotated[Positive, Meta(description="a stream that has not ended by then is ended")] = 3600.0
 
 
+class TelemetryConfig(Table, frozen=True, kw_only=True):
+    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
+
+    otlp: Annotated[
+        str | None,
+        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
+    ] = None
+
+    def agree(self) -> None:
+        if self.otlp is not None:
+            is_http(self.otlp)
+            msgspec.structs.force_setattr(self, "otlp", self.otlp.rstrip("/"))
+
+
 class LedgerConfig(Table, frozen=True, kw_only=True):
     """The record of what each account has used. Needs the network's secret, by which sites tell."""
 
@@ -271,6 +285,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
     ledger: LedgerConfig = LedgerConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     prices: tuple[PriceConfig, ...] = ()
     models: tuple[NetworkModelConfig, ...] = ()
     objectives: tuple[ObjectiveConfig, ...] = ()
