@@ -189,7 +189,8 @@ async def test_a_drain_waits_for_recordings_and_tells_those_it_cuts() -> None:
         assert await response.content.readany()
         await running.proxy.drain(0.1)
         assert b'"draining"' in await response.read()
-        assert fakes[0].active == 0
+        async with asyncio.timeout(5):
+            await running.until(lambda: fakes[0].active == 0)
 
 
 async def test_what_is_kept_of_one_stream_is_bounded() -> None:
