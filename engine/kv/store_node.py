@@ -28,45 +28,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT on which the master listens")
     parser.add_argument("--gib", type=float, default=4.0, help="of memory, for all models")
-    parser.add_argument("--disk", default="", help="a directory where Mooncake keeps what the memory has no room for")
     options = parser.parse_args()
     try:
-        serve(options.address, round(options.gib * 2**30), options.disk)
+        serve(options.address, round(options.gib * 2**30))
     except StoreError as error:
         sys.exit(f"error: {error}")
 
 
-def serve(address: str, segment_bytes: int, disk: str = "") -> None:
+def serve(address: str, segment_bytes: int) -> None:
     """Run until SIGTERM or SIGINT. Raises StoreError where it cannot begin."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     own = own_address(address)
-    if disk:
-        Path(disk).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        master = _start_master(address, has_disk=bool(disk))
+        master = _start_master(address)
         stack.callback(lambda: _stop(master))
-        store = open_member(address, own, segment_bytes, disk)
+        store = open_member(address, own, segment_bytes)
         print(f'The KV store is ready: kv_store = "{address}" in the [engine] of site files', flush=True)
         try:
             while True:
                 time.sleep(_POLL_S)
                 if master.poll() is not None:
                     print(f"Mooncake's master ended with {master.returncode}; it is started again", flush=True)
-                    master = _start_master(address, has_disk=bool(disk))
+                    master = _start_master(address)
         except (KeyboardInterrupt, SystemExit):
             store.close()  # while there is a master that wants to know
 
 
-def _start_master(address: str, *, has_disk: bool) -> "subprocess.Popen[bytes]":
+def _start_master(address: str) -> "subprocess.Popen[bytes]":
     """Start the master, listening at its address alone, and wait until it does. Raises StoreError."""
     host, _, port = address.rpartition(":")
     if _answers(host, int(port)):
         raise StoreError(f"{address} is taken: stop what listens there, or name another port")
     command = [
         str(_master_path()), f"--rpc_address={host}", f"--rpc_port={port}", "--metrics_host=127.0.0.1", "--metrics_port=0",
-        "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2", *(["--enable_offload"] if has_disk else []),
+        "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2",
     ]  # fmt: skip
-    master = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
+    # In a session of its own: Ctrl-C reaches us alone, and the memory is taken leave of while there is a master.
+    master = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
     deadline = time.monotonic() + _START_S
     while not _answers(host, int(port)):
         if master.poll() is not None:

@@ -100,9 +100,8 @@ class StoreTier:
         return None
 
 
-def open_member(master: str, own: str, segment_bytes: int, disk: str = "") -> Any:
-    """Return the package's store, of which this process becomes a member, with memory of so many bytes and a directory behind it. Raises
-    StoreError."""
+def open_member(master: str, own: str, segment_bytes: int) -> Any:
+    """Return the package's store, of which this process becomes a member, with memory of so many bytes. Raises StoreError."""
     # The package knows these by the environment alone. By itself it waits without end for a master that hangs.
     os.environ.setdefault("MC_RPC_TIMEOUT_MS", "5000")
     os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
@@ -111,9 +110,8 @@ def open_member(master: str, own: str, segment_bytes: int, disk: str = "") -> An
     except ImportError as error:
         raise StoreError(f"Mooncake cannot be used: {error}; pip install 'pilotlight[mooncake]'") from None
     store = MooncakeDistributedStore()
-    offload = {"enable_ssd_offload": True, "ssd_offload_path": disk} if disk else {}
     arguments = (own, "P2PHANDSHAKE", segment_bytes, _PACKAGE_BUFFER_BYTES, "tcp", "", master)
-    if code := store.setup(*arguments, **offload):
+    if code := store.setup(*arguments):
         raise StoreError(f"Mooncake's master at {master} does not take this process as a member (error {code})")
     return store
 

@@ -99,13 +99,9 @@ def router(
 def store(
     address: Annotated[str, typer.Option(help="HOST:PORT on which Mooncake's master listens.")] = "127.0.0.1:50051",
     gib: Annotated[float, typer.Option(min=0.01, help="Of memory, for KV blocks of all models.")] = 4.0,
-    disk: Annotated[
-        Path | None, typer.Option(help="A directory where Mooncake keeps what the memory has no room for.")
-    ] = None,
 ) -> None:
     """Run a store for the KV blocks of all sites that name it; they may be restarted meanwhile."""
-    behind = () if disk is None else ("--disk", str(disk))
-    _become("engine.kv.store_node", "--address", address, "--gib", str(gib), *behind)
+    _become("engine.kv.store_node", "--address", address, "--gib", str(gib))
 
 
 def _serve_by(server: str | None) -> None:
