@@ -117,8 +117,9 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
 
 
 async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
-    """A few hundred here; the soak and the overhead scenarios hold thousands."""
-    async with sites("ams1") as fakes, router(fakes) as running:
+    """A few hundred here; the soak and the overhead scenarios hold thousands. No time limit ends a stuck one, however slow the machine is."""
+    patient = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "first_byte_timeout_s": 120.0}
+    async with sites("ams1") as fakes, router(fakes, **patient) as running:
         fakes[0].behave = hang
         idle = [await asyncio.open_connection(*running.url.removeprefix("http://").split(":")) for _ in range(200)]
         for _, writer in idle[:100]:
