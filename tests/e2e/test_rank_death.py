@@ -51,6 +51,7 @@ def ranks_of(site: Process) -> list[psutil.Process]:
 
 
 def strike(site: Process, undisturbed: list[Any], rank: int, blow: signal.Signals, after_events: int) -> None:
+    """`after_events`: few, since an event of a busy machine brings many tokens, and others may not come at all."""
     before = cut_sequences(site)
     ranks = ranks_of(site)
     assert len(ranks) == 2
@@ -89,14 +90,14 @@ def test_streams_go_on_when_a_rank_dies(
 ) -> None:
     if rank == 0 and request.node.callspec.params["site"] == 2:
         pytest.skip("the first rank's end is the same, however the others share")
-    strike(site, undisturbed, rank, signal.SIGKILL, after_events=60)
+    strike(site, undisturbed, rank, signal.SIGKILL, after_events=12)
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 @one_stage_and_slowly_two
 def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list[Any], rank: int) -> None:
     """The group's deadline ends it, whoever stands still and however the ranks share: the others take as long and are slow."""
-    strike(site, undisturbed, rank, signal.SIGSTOP, after_events=60)
+    strike(site, undisturbed, rank, signal.SIGSTOP, after_events=12)
 
 
 @one_stage_and_slowly_two
