@@ -80,6 +80,13 @@ class Experts:
         """The tensors of the weights, a slot's first dimension."""
         return [part for weight in (self.gate_up, self.down) for part in weight.expert_parts]
 
+    def counted(self) -> torch.Tensor:
+        """Return how many tokens went to each expert since the last look, [experts] int64."""
+        if self.seen is None:
+            assert self.placement is not None
+            self.seen = torch.zeros(self.placement.num_experts, dtype=torch.int64, device=self.parts[0].device)
+        return self.seen
+
     def place(self, placement: ExpertPlacement) -> None:
         """Have the experts in these slots from now on, whose weights are there."""
         self.placement, self._routes = placement, None
@@ -103,8 +110,7 @@ class Experts:
         slots = slots_of[expert_ids, positions.unsqueeze(1) % copies[expert_ids]].flatten()
         pairs = (slots >= 0).nonzero().flatten()
         (tokens, top_k), hidden = expert_ids.shape, x.shape[1]
-        if self.seen is not None:
-            self.seen.index_add_(0, expert_ids.flatten(), torch.ones_like(slots))
+        self.seen = self.counted().index_add_(0, expert_ids.flatten(), torch.ones_like(slots))
         outputs = torch.zeros(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
         if len(pairs):
             ids = slots[pairs].unsqueeze(1)
@@ -122,8 +128,6 @@ class Experts:
             here = [[own.index(i) if rank == self.rank else -1 for rank in of] for i, of in enumerate(ranks)]
             slots = torch.tensor([row + [-1] * (num_ranks - len(row)) for row in here], device=device)
             self._routes = torch.tensor([len(of) for of in ranks], device=device), slots
-            if self.seen is None:
-                self.seen = torch.zeros(len(ranks), dtype=torch.int64, device=device)
         return self._routes
 
 

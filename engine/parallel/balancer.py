@@ -44,10 +44,10 @@ class ExpertBalancer:
             self._look(experts_of(model))
 
     def _look(self, layers: list[Experts]) -> None:
-        counts = [layer.seen for layer in layers if layer.seen is not None]
-        if not counts:
+        if not layers:
             return
-        seen = self._ranks.from_rank(0, torch.stack(counts))
+        # Of a model that has just taken another's place this rank has counted nothing: it takes part all the same.
+        seen = self._ranks.from_rank(0, torch.stack([layer.counted() for layer in layers]))
         ready = self._ranks.sum(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))
         for number, (layer, loads) in enumerate(zip(layers, seen.tolist(), strict=True)):
             layer.seen = seen[number] // 2  # older tokens count less

@@ -58,6 +58,11 @@ async def test_every_device_has_a_budget_of_its_own(
             "3 devices cannot be divided into 2 stages of as many each",
         ),
         ({"devices": ["cpu", "cpu"], "stages": 2}, "stages are of devices in brackets of their own"),
+        ({"devices": [["cpu", "cpu"]], "redundant_experts": 2}, "redundant_experts are copies beside expert_parallel"),
+        (
+            {"devices": [["cpu", "cpu"]], "expert_parallel": True, "redundant_experts": 3},
+            "redundant_experts is 3, and 2 devices share a layer's experts: make it a multiple",
+        ),
         ({"device": "gpu"}, "'gpu' is no device; say auto, cpu, cuda or cuda:N"),
     ],
 )
@@ -74,6 +79,9 @@ def test_devices_in_brackets_are_one_host(model_directory: Path) -> None:
     assert (second.device, second.group) == ("cpu", ()), "alone, it is no group"
     staged = site_config(model_directory, engine={"devices": [["cpu", "cpu"], "cpu"], "stages": 2}).engine
     assert [host_config(staged, group, "ams1", None).stages for group in staged.device_groups] == [2, 1]
+    by_experts = {"devices": [["cpu", "cpu"], "cpu"], "expert_parallel": True, "redundant_experts": 4}
+    copied = site_config(model_directory, engine=by_experts).engine
+    assert [host_config(copied, group, "ams1", None).redundant_experts for group in copied.device_groups] == [4, 0]
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:

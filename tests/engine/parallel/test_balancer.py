@@ -1,0 +1,55 @@
+"""Every rank takes part in every look at the loads, whatever it has counted itself; and nothing moves while a rank's weights are a file's."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine.layers.moe import Experts, SparseMLP
+from engine.models.decoder import Decoder, DecoderLayer
+from engine.parallel.balancer import ExpertBalancer
+from engine.parallel.placement import ExpertPlacement
+from engine.weights.shard import Shard
+from kernels.plain import PlainWeight
+
+LOADS = [90, 80, 1, 1]
+
+
+class OtherRank:
+    """The second of two ranks: what the first one has counted and sends, it is told."""
+
+    is_first = False
+    shard = Shard(1, 2)
+
+    def __init__(self, ready: int) -> None:
+        self.looks = 0
+        self._ready = ready
+
+    def from_rank(self, rank: int, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.int64:
+            self.looks += 1
+            return torch.tensor([LOADS])
+        return x
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self._ready
+
+
+def model_of(placement: ExpertPlacement) -> Decoder:
+    gate_up, down = torch.randn(2, 8, 4), torch.randn(2, 4, 4)
+    experts = Experts(PlainWeight(gate_up), PlainWeight(down), placement=placement, rank=1)
+    part: Any = None
+    sparse = SparseMLP(part, experts)
+    layer = DecoderLayer(attention_norm=part, attention=part, feed_forward_norm=part, feed_forward=sparse)
+    return Decoder(None, [layer], None, None, [])
+
+
+@pytest.mark.parametrize("is_first_ready", [True, False])
+def test_a_model_that_has_just_taken_anothers_place_looks_with_the_others(is_first_ready: bool) -> None:
+    ranks = OtherRank(int(is_first_ready))
+    model = model_of(ExpertPlacement.first(4, 2, 0))
+    balancer = ExpertBalancer(cast("Any", ranks))
+    balancer.before_step(model, 5000)
+    assert ranks.looks == 1, "the others wait for it"
+    balancer.before_step(model, 1)
+    assert balancer.moved == is_first_ready
