@@ -96,7 +96,7 @@ class CacheLayout:
         self.layers = tuple(layers)
         self.block_size = block_size
         self.dtype = dtype
-        stages = stages or [range(len(self.layers))]
+        stages = self._stages = tuple(stages) or (range(len(self.layers)),)
         groups = _groups(self.layers, [self._layer_bytes(layer) for layer in layers], context_length, stages)
         self.block_bytes = max(self._bytes_of_layers(group.layers, of) for group in groups for of in stages)
         self._own = stages[stage]
@@ -110,7 +110,8 @@ class CacheLayout:
     def identity(self) -> str:
         """All that the meaning of a block's bytes depends on."""
         groups = [(group.window, [self.layers[i].segments for i in group.layers]) for group in self.groups]
-        return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}"
+        cut = f":{[len(stage) for stage in self._stages]}" if len(self._stages) > 1 else ""
+        return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}{cut}"
 
     @property
     def description(self) -> str:

@@ -59,6 +59,14 @@ def test_layouts_are_told_apart_by_all_that_their_bytes_depend_on() -> None:
     assert CacheLayout((GROUPED,) * 2, 4, torch.float32).identity == layouts[0].identity
 
 
+def test_stages_that_are_cut_elsewhere_are_told_apart_by_each_of_them() -> None:
+    cuts = ([range(2), range(2, 4), range(4, 5)], [range(2), range(2, 3), range(3, 5)])
+    layouts = [
+        CacheLayout((GROUPED,) * 5, 4, torch.float32, 64, stages, stage) for stages in cuts for stage in range(3)
+    ]
+    assert len({layout.identity for layout in layouts[:3]} & {layout.identity for layout in layouts[3:]}) == 0
+
+
 def test_a_blocks_size_is_said_with_its_arithmetic() -> None:
     layout = CacheLayout((GROUPED,) * 3, 4, torch.float32)
     assert layout.block_bytes == 4 * 3 * 2 * 2 * 6 * 4
