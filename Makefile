@@ -143,6 +143,7 @@ soak: $(DEV)
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger
+	@$(BIN)/python -m load_tests.scenarios.ledger --postgres
 
 bench-experts: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.expert_balance

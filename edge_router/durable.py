@@ -44,7 +44,7 @@ from wire.continuation import AnswerName
 from wire.errors import ApiError
 from wire.headers import OURS
 from wire.sse import CONTENT_TYPE, EventDecoder
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
@@ -258,12 +258,13 @@ class DurableStreams:
             return record
         if parts is None:  # long over
             return record
-        told, before = DeliveryLog(), UsedTokens()
+        told, before = DeliveryLog(), ResourceUse()
         for entries in parts[: int(part)]:
             before = told.used
             for point in points_of(entries):
                 told.add(point)
-        return replace(record, tokens=told.used.minus(before))
+        use = told.used.minus(before)
+        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
 
     def forget(self) -> None:
         """What is past its time, and of what has ended as much as does not fit."""

@@ -16,7 +16,7 @@ from edge_router.upstream import AttemptLimits, Lost
 from sites.network import RelayConfig
 from wire.continuation import AnswerName, ContinuationError
 from wire.errors import ApiError
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 if TYPE_CHECKING:
     from edge_router.tracing import RequestTrace
@@ -134,7 +134,7 @@ class ProxiedRequest:
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config)
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
-        self.whole = UsedTokens()  # of an answer in one piece
+        self.whole = ResourceUse()  # of an answer in one piece
         self.is_complete = False  # its client was sent the end
         self.site = ""  # that answered last
         self.status = 0  # of its answer
@@ -155,10 +155,10 @@ class ProxiedRequest:
             self.recovery.delivered_at = now
             self.log.metered_before = self.log.used
 
-    def answered_whole(self, tokens: UsedTokens) -> None:
-        self.whole = tokens
+    def answered_whole(self, use: ResourceUse) -> None:
+        self.whole = use
         if self.log.meter is not None:
-            self.log.meter.count(tokens)
+            self.log.meter.count(use)
 
     def answered_by(self, site: str, status: int, *, is_stream: bool, elapsed_s: float) -> None:
         self.site, self.status = site, status

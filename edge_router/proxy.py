@@ -135,7 +135,7 @@ class Proxy:
         trace = proxied.trace = None if self.tracing is None else self.tracing.begin(request)
         charge: Charge | None = None
         try:
-            charge = self.accounting.begin(request, self.selector.own_name, "" if begun is None else begun.part)
+            charge = self.accounting.begin(request, self.selector.own_names, "" if begun is None else begun.part)
             proxied.log.meter = None if charge is None else charge.meter
             limits.charge(head, request.conversation.tokens)
             self.under_way.add(proxied)
@@ -208,7 +208,7 @@ class Proxy:
         # Behind what is written in this step: a server writes when its loop has come round.
         asyncio.get_running_loop().call_soon(selector.note_answer, proxied, preference, response, elapsed_s)
         if response.body is not None:
-            proxied.answered_whole(response.used_tokens)
+            proxied.answered_whole(response.use)
             self.metrics.ended(site, _outcome(response.status))
             body = response.body
             if (
@@ -220,6 +220,8 @@ class Proxy:
                     *(pair for pair in headers if pair[0] != "content-length"),
                     ("content-length", str(len(body))),
                 ]
+            if meter is not None:
+                meter.sends(len(body))
             await client.respond(response.status, headers, body)
             proxied.is_complete = True
             return
@@ -229,6 +231,8 @@ class Proxy:
             for event in events:
                 match event:
                     case Forward():
+                        if meter is not None:
+                            meter.sends(len(event.data))
                         await client.write(event.data)
                         waited_s = proxied.recovery.delivered(self._clock())
                         if waited_s is not None:

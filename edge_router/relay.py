@@ -24,7 +24,7 @@ from wire.continuation import (
     strip_resume_point,
 )
 from wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
@@ -71,8 +71,9 @@ class DeliveryLog:
         self.num_tokens = 0
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self.meter: Meter | None = None  # where it is written down
-        self.metered_before = UsedTokens()  # by another router, which began the answer
+        self.metered_before = ResourceUse()  # by another router, which began the answer
         self.untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
+        self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 
@@ -93,16 +94,28 @@ class DeliveryLog:
             self.untold.append(point)
 
     @property
-    def used(self) -> UsedTokens:
+    def used(self) -> ResourceUse:
         point = self._last
-        return UsedTokens(point.prompt_tokens, point.cached_tokens, self.num_tokens, point.reasoning_tokens)
+        drafted, accepted, device_us = self._work_before
+        return ResourceUse(
+            point.prompt_tokens,
+            point.cached_tokens,
+            self.num_tokens,
+            point.reasoning_tokens,
+            drafted + point.drafted_tokens,
+            accepted + point.accepted_tokens,
+            device_us + point.device_us,
+        )
 
     @property
     def has_begun(self) -> bool:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
-        """Return what the site that goes on is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
+        """Begin with another site. Return what it is told; empty while the client has nothing. Raises ContinuationError where it is too long."""
+        used = self.used
+        self._work_before = (used.drafted, used.accepted, used.device_us)
+        self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
         if not self._choices:
             return b""
         choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)

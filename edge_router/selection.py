@@ -85,10 +85,14 @@ class SiteSelector:
 
     def own_name(self, model: str) -> str:
         """Return the name of a model that may have been asked for by an alias; the one it was asked for by where no site tells."""
+        return self.own_names(model)[0]
+
+    def own_names(self, model: str) -> tuple[str, str]:
+        """Return `own_name`, and the name of the adapter that was asked for behind it; empty: none was."""
         for backend in self.backends.values():
             if (known := backend.view().model(model)) is not None:
-                return known.name
-        return model
+                return known.name, "" if model == known.name or model in known.aliases else model.rpartition(":")[2]
+        return model, ""
 
     async def next_site(self, proxied: ProxiedRequest) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""

@@ -28,7 +28,7 @@ from wire.http.client import (
     Origin,
     UpstreamConnection,
 )
-from wire.usage import USAGE, UsedTokens, decode_used_tokens
+from wire.usage import USAGE, WORK, ResourceUse, decode_use
 
 MAX_BODY_BYTES = (
     64 << 20
@@ -288,13 +288,14 @@ class UpstreamResponse:
         return isinstance(self._relay, OpaqueRelay)
 
     @property
-    def used_tokens(self) -> UsedTokens:
+    def use(self) -> ResourceUse:
         """Of an answer in one piece, as its site tells; of one that does not, what the usage at its end has of the answer's."""
-        told = decode_used_tokens(self._connection.response.header(USAGE))
+        header = self._connection.response.header
+        told = decode_use(header(USAGE), header(WORK))
         if told is not None:
             return told
         found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None
-        return UsedTokens(output=int(found[1]) if found is not None else 0)
+        return ResourceUse(output=int(found[1]) if found is not None else 0)
 
     def switched(self) -> tuple[asyncio.Transport, bytes]:
         """Give the connection away, with what has come over it since the site switched protocols."""

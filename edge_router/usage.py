@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.prices import BILLIONTHS
-from edge_router.ledger.store import GROUPS, UsageQuery
+from edge_router.ledger.store import GROUPS, SUMS, UsageQuery
 from edge_router.routes import refusal
 from page.sessions import Sessions
 from wire.credentials import Access
@@ -32,7 +32,7 @@ class UsageRoutes:
         return [Route(PATH, self.usage)]
 
     async def usage(self, request: Request) -> Response:
-        """`?from=&to=` are dates or times, UTC unless they say; `?by=account,model,key,site,outcome,day`; `?account=`; `?format=csv`."""
+        """`?from=&to=` are dates or times, UTC unless they say; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
         try:
             query = self._asked(request)
             ledger = self._accounting.ledger
@@ -82,7 +82,8 @@ NOT_KEPT = {"cache-control": "no-store"}
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     cost = row["cost"]
-    return {**row, "cost": None if cost is None else _decimal(cost)}
+    told = {"device_s" if name == "device_us" else name: value for name, value in row.items()}
+    return {**told, "device_s": row["device_us"] / 1e6, "cost": None if cost is None else _decimal(cost)}
 
 
 def _decimal(billionths: int) -> str:
@@ -92,7 +93,7 @@ def _decimal(billionths: int) -> str:
 
 
 def _csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
-    sums = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost")
+    sums = ("requests", *(name.replace("device_us", "device_s") for name in SUMS), "cost")
     text = io.StringIO()
     writer = csv.DictWriter(text, [*by, *sums], lineterminator="\r\n")  # RFC 4180
     writer.writeheader()

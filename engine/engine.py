@@ -91,6 +91,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._steps = InFlightSteps(runner, limits.block_size)
         self.last_step = StepTimes()
+        self._device_free_at = 0.0  # by the clock: when the newest step was collected
 
     @property
     def has_work(self) -> bool:
@@ -360,5 +361,8 @@ class Engine:
         """Collect the oldest step under way, and publish its results. Return it, and how many seconds the latter took."""
         step = self._steps.collect()
         collected = self._clock()
-        self._publisher.publish(step)
+        # Of a step that overlaps with others, what lies behind the one before: all of them are never longer than the clock.
+        busy_s = min(step.result.device_s, collected - self._device_free_at)
+        self._device_free_at = collected
+        self._publisher.publish(step, busy_s)
         return step, self._clock() - collected

@@ -249,6 +249,9 @@ class TokenOutput(_Value, frozen=True):
     num_fetched_tokens: int = 0  # of num_cached_tokens, those that another host has computed for this sequence
     num_drafted: int = 0  # drafts that this step has checked
     num_accepted: int = 0  # of these, tokens of `token_ids`
+    device_us: int = (
+        0  # its shares of the steps since its output before: together all of the time that the device was at work
+    )
 
 
 class DraftCounts(_Value, frozen=True):

@@ -34,9 +34,12 @@ class Publisher:
         self._eos_token_ids = eos_token_ids
         self._speculation = speculation
 
-    def publish(self, step: CollectedStep) -> None:
+    def publish(self, step: CollectedStep, busy_s: float) -> None:
+        """`busy_s`: for so long the device was at work for this step alone; its sequences share that by their tokens."""
         result = step.result
+        us_per_token = busy_s * 1e6 / step.num_tokens
         for i, (chunk, tokens) in enumerate(zip(step.chunks, step.tokens, strict=True)):
+            chunk.sequence.device_us += us_per_token * chunk.num_tokens
             if chunk.is_current:
                 if i in result.prompt_logprobs:
                     chunk.sequence.prompt_logprobs.extend(result.prompt_logprobs[i])
@@ -58,7 +61,14 @@ class Publisher:
             return
         self._scheduler.complete(chunk)
         if embedding is not None:
-            self._sequences.tell(TokenOutput(sequence.sequence_id, finish_reason="stop", embedding=embedding))
+            self._sequences.tell(
+                TokenOutput(
+                    sequence.sequence_id,
+                    finish_reason="stop",
+                    embedding=embedding,
+                    device_us=sequence.take_device_us(),
+                )
+            )
 
     def _append(self, chunk: Chunk, chosen: SequenceOf[SampledToken]) -> None:
         """Publish the tokens as far as the drafts were right, and the one that follows them; none behind one that ends the sequence."""
@@ -94,6 +104,7 @@ class Publisher:
                 prompt_logprobs=prompt_logprobs,
                 num_drafted=len(chunk.drafts),
                 num_accepted=num_right,
+                device_us=sequence.take_device_us(),
             )
         )
 

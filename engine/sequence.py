@@ -64,6 +64,7 @@ class Sequence:
     num_fetched_tokens: int = 0  # of these, those that its source has computed
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    device_us: float = 0.0  # its shares of steps, of which no output has told yet
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -137,6 +138,12 @@ class Sequence:
             and other.images == self.images
             and not self.needs_every_token
         )
+
+    def take_device_us(self) -> int:
+        """Return what the next output is to tell of the device's time, in whole microseconds; the rest is told later."""
+        told = int(self.device_us)
+        self.device_us -= told
+        return told
 
     def forget_computed(self) -> None:
         """Reset what is computed, after preemption. The tokens stay, but for one that is still to be chosen: it is chosen again."""

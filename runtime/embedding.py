@@ -17,6 +17,7 @@ from runtime.generation import Generator, as_api_errors
 from wire.chat import Usage
 from wire.credentials import Tenant
 from wire.errors import ApiError
+from wire.usage import ResourceUse
 
 # Texts of one request that the engine has at a time: enough to fill its batches, few enough to leave room for others in its queue.
 WINDOW = 64
@@ -31,8 +32,13 @@ class Embeddings:
         self.pooling = pooling
         self.vectors: list[Vector] = []
         self.usage = Usage.of(sum(map(len, prompts)), completion_tokens=0, cached_tokens=0)
+        self.device_us = 0
         self.finish_reason: str | None = None
         self.delivered_tokens = 0
+
+    @property
+    def use(self) -> ResourceUse:
+        return ResourceUse(self.usage.prompt_tokens, device_us=self.device_us)
 
     def finish(self, vectors: list[Vector]) -> None:
         self.vectors, self.finish_reason = vectors, "stop"
@@ -59,7 +65,7 @@ class Embedder:
                 embeddings = Embeddings(prompts, pooling)
                 measure.follow(embeddings)
                 submits = [_submit(request.model, prompt, pooling, tenant) for prompt in prompts]
-                vectors = await self._all(submits)
+                vectors = await self._all(submits, embeddings)
                 embeddings.finish([_shortened(vector, request.dimensions) for vector in vectors])
                 measure.note_delta(0)
                 return embeddings
@@ -80,12 +86,12 @@ class Embedder:
             raise ApiError("invalid_request", message, param="dimensions")
         return request.pooling or model.info.pooling
 
-    async def _all(self, submits: list[Submit]) -> list[Vector]:
+    async def _all(self, submits: list[Submit], embeddings: Embeddings) -> list[Vector]:
         vectors: list[Vector] = [()] * len(submits)
 
         async def work(numbers: Iterator[int]) -> None:
             for number in numbers:
-                vectors[number] = await self._one(submits[number])
+                vectors[number] = await self._one(submits[number], embeddings)
 
         numbers = iter(range(len(submits)))
         try:
@@ -96,11 +102,12 @@ class Embedder:
             raise failed.exceptions[0] from None
         return vectors
 
-    async def _one(self, submit: Submit) -> Vector:
+    async def _one(self, submit: Submit, embeddings: Embeddings) -> Vector:
         async with self._generator.engine.generate(submit) as outputs:
             async for output in outputs:
                 if output.finish_reason == "abort":
                     raise ApiError("aborted", "the engine was told to end this request")
+                embeddings.device_us += output.device_us
                 if output.embedding is not None:
                     return output.embedding
         raise EngineError("engine_error", "the engine ended a text without its embedding")

@@ -34,6 +34,7 @@ from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.credentials import Tenant
 from wire.errors import ApiError
+from wire.usage import ResourceUse
 
 EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
@@ -151,7 +152,7 @@ class Generation:
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
         self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
-        self._num_drafted = self._num_accepted = 0
+        self._num_drafted = self._num_accepted = self._device_us = 0
         self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
         self._measure = measure
         self._processors = processors
@@ -185,6 +186,13 @@ class Generation:
             rejected,
             self._image_tokens,
         )
+
+    @property
+    def use(self) -> ResourceUse:
+        """What a router is told: tokens of the whole answer, and what this site has done for it."""
+        completion_tokens = sum(processor.completion_tokens for processor in self._processors)
+        tokens = (self.prompt_tokens, self.cached_tokens, completion_tokens, self.reasoning_tokens)
+        return ResourceUse(*tokens, self._num_drafted, self._num_accepted, self._device_us)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -273,6 +281,7 @@ class Generation:
             self._found_cached.setdefault(choice, output.num_cached_tokens)
         self._num_drafted += output.num_drafted
         self._num_accepted += output.num_accepted
+        self._device_us += output.device_us
         if output.prompt_logprobs is not None:
             # Behind the prompt there may be delivered tokens.
             self._prompt_logprobs[number] = output.prompt_logprobs[: len(self._prompts[number]) - 1]

@@ -230,9 +230,18 @@ class LedgerConfig(Table, frozen=True, kw_only=True):
     directory: Annotated[
         str | None, Meta(description="of this router alone, on a disk that outlives it; unset: nothing is written down")
     ] = None
+    store: Annotated[
+        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
+        Meta(
+            description="a PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, its password in PGPASSWORD or ~/.pgpass; "
+            "unset: a SQLite file in the directory"
+        ),
+    ] = None
     when_failing: Annotated[
         Literal["refuse", "serve"],
-        Meta(description="while it cannot be written: refuse new requests, or serve as many as can be remembered"),
+        Meta(
+            description="while the store cannot be written: refuse new requests, or serve as many as the directory's meters can keep for it"
+        ),
     ] = "refuse"
     max_unwritten: Annotated[
         int, Meta(ge=16, le=1_000_000, description="requests under way or not written yet, of 1 KiB each")

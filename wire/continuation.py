@@ -43,6 +43,9 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
+    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise, at this site
+    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise
+    device_us: Annotated[int, Meta(ge=0)] = 0  # likewise
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):

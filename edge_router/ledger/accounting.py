@@ -12,7 +12,7 @@ from edge_router.ledger.quotas import DailyQuotas, Reserved
 from edge_router.request import Head, ValidRequest
 from wire.credentials import Account
 from wire.errors import ApiError
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 
 class Charge(NamedTuple):
@@ -32,9 +32,12 @@ class Accounting:
             for row in ledger.used_since(quotas.day_began_s):
                 quotas.begin_with(row["account"], row["prompt_tokens"] + row["output_tokens"], row["cost"] or 0)
 
-    def begin(self, request: ValidRequest, own_name: Callable[[str], str], part: str = "") -> Charge | None:
-        """Begin to count a model's work. `own_name` is of a model that may have an alias, `part` of a journal that keeps the answer. Raises ApiError
-        for a model that is not the account's, where too little is left of a quota, and while nothing can be written down."""
+    def begin(
+        self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
+    ) -> Charge | None:
+        """Begin to count a model's work. `own_names` are a model's, which may have an alias, and of the adapter behind it, `part` of a journal that
+        keeps the answer. Raises ApiError for a model that is not the account's, where too little is left of a quota, and while nothing can be written
+        down."""
         head = request.head
         if head.is_for_function or head.method != "POST":
             return None
@@ -42,13 +45,13 @@ class Accounting:
             head.holder.account.check_model(request.asked_model)
         if self.ledger is None or request.model is None:
             return None
-        model, reserved = own_name(request.model), None
+        (model, adapter), reserved = own_names(request.model), None
         if head.holder is not None and self.quotas.has(head.holder.account.name):
-            most = UsedTokens(prompt=request.conversation.tokens, output=request.most_tokens)
+            most = ResourceUse(prompt=request.conversation.tokens, output=request.most_tokens)
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
             reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)
         try:
-            return Charge(self.ledger.begin(request, model, part), reserved)
+            return Charge(self.ledger.begin(request, model, part, request.adapter or adapter), reserved)
         except ApiError:
             self.quotas.settle(reserved, 0, 0)
             raise
@@ -56,7 +59,7 @@ class Accounting:
     def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
         assert self.ledger is not None, "it has begun the charge"
         if charge.reserved is not None:
-            used, request = charge.meter.tokens, charge.meter.request
+            used, request = charge.meter.use, charge.meter.request
             cost = self.prices.cost(request.model, request.started_s, used)
             self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)

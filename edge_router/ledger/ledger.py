@@ -4,33 +4,40 @@ The router counts, since it alone sees a request once: across retries, sites tha
 token is counted before it is sent (meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has named is
 counted, so it has none that no engine made. What has ended is written in batches by a thread (store.py), and its meter is kept until that has
 succeeded: while the store cannot be written nothing is lost, and the configuration says whether new requests are refused or served meanwhile, as long
-as there are meters.
+as there are meters. A store that does not answer is one that cannot be written.
 """
 
 import asyncio
 import logging
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from edge_router.ledger.meters import Meter, MeterFile, MetersError
 from edge_router.ledger.prices import PriceList
 from edge_router.ledger.records import MeteredRequest, Outcome, UsageRecord
-from edge_router.ledger.store import UsageQuery, UsageStore
+from edge_router.ledger.sqlite_store import SqliteStore
+from edge_router.ledger.store import UsageQuery, UsageStore, UsageStoreError
 from edge_router.request import ValidRequest
 from sites.config import ConfigError
 from sites.network import LedgerConfig
 from wire.errors import ApiError
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 WRITE_EVERY_S = 0.1
 TRY_AGAIN_S = 1.0  # while the store cannot be written
-NOTHING = UsedTokens()
+ANSWERS_WITHIN_S = 10.0  # the store, whatever it is asked
+BATCH = 2000  # records written at once: far less than that time's worth
+NOTHING = ResourceUse()
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 log = logging.getLogger("pilotlight.ledger")
 
@@ -57,7 +64,7 @@ class Ledger:
         self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the router's start and a number
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()
-        self._store = UsageStore(directory / "usage.sqlite")
+        self._store = _store(config, directory)
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(directory / "meters", config.max_unwritten)
@@ -65,7 +72,7 @@ class Ledger:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
         for number, counted in self._meters.left_behind():
             record = counted if kept is None else kept(counted)
-            if record.tokens == NOTHING:
+            if record.use == NOTHING:
                 self._meters.free(number)
             else:
                 self._ended.append((number, record))
@@ -81,11 +88,11 @@ class Ledger:
         waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
         try:
             return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
-        except (sqlite3.Error, OSError) as error:
+        except UsageStoreError as error:
             log.error("what was used today is known only in part: %s", error)
             return waiting
 
-    def begin(self, request: ValidRequest, model: str, part: str = "") -> Meter:
+    def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> Meter:
         """Return a meter. Raises ApiError where the ledger is failing, and the configuration would rather not serve."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
@@ -93,7 +100,8 @@ class Ledger:
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
         # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
-        entry = MeteredRequest(name, request.request_id, account, key, model, self._clock(), part)
+        known = (name, request.request_id, account, key, model, self._clock(), part)
+        entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()
@@ -101,11 +109,12 @@ class Ledger:
 
     def end(self, meter: Meter, outcome: Outcome, took_s: float) -> None:
         """Settle a request. `took_s` is measured, for the clock on the wall may jump."""
-        if meter.tokens == NOTHING:  # refused, or nothing came of it
+        if meter.use == NOTHING:  # refused, or nothing came of it
             return self._meters.free(meter.number)
         ended_s = meter.request.started_s + took_s
         self._meters.end(meter.number, outcome, ended_s)
-        self._ended.append((meter.number, UsageRecord(meter.request, meter.site, ended_s, outcome, meter.tokens)))
+        record = UsageRecord(meter.request, meter.site, ended_s, outcome, meter.use, meter.bytes_out)
+        self._ended.append((meter.number, record))
         self._wake.set()
 
     async def run(self) -> None:
@@ -115,31 +124,34 @@ class Ledger:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has ended, in the ledger's thread."""
+        """Write what has ended by now, in the ledger's thread."""
         async with self._writing:
             self._wake.clear()
-            batch = tuple(self._ended)
-            if not batch:
-                return
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._add, batch)
-            except (sqlite3.Error, OSError) as error:
-                self._wake.set()
-                if self.fault is None:
-                    log.error("usage cannot be written, and is kept until it can: %s", error)
-                self.fault = str(error)
-            else:
+            for _ in range(0, len(self._ended), BATCH):
+                await self._write(tuple(self._ended[:BATCH]))
                 if self.fault is not None:
-                    log.warning("usage is written again: %d records that had waited", len(batch))
-                self.fault = None
-                self._settle(batch)
+                    return
+
+    async def _write(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+        try:
+            await self._answered(self._add, batch)
+        except UsageStoreError as error:
+            self._wake.set()
+            if self.fault is None:
+                log.error("usage cannot be written, and is kept until it can: %s", error)
+            self.fault = str(error)
+        else:
+            if self.fault is not None:
+                log.warning("usage is written again; %d records have waited", len(self._ended))
+            self.fault = None
+            self._settle(batch)
 
     async def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         """Return sums, with all that has ended. Raises ApiError."""
         await self.flush()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._store.usage, query)
-        except (sqlite3.Error, OSError) as error:
+            return await self._answered(self._store.usage, query)
+        except UsageStoreError as error:
             raise ApiError("overloaded", f"the ledger cannot be read: {error}", retry_after_s=5) from None
 
     async def close(self) -> None:
@@ -149,11 +161,18 @@ class Ledger:
         self._store.close()
         self._meters.close()
 
+    async def _answered(self, ask: Callable[[Asked], Answer], asked: Asked) -> Answer:
+        """Return what the store answers. Raises UsageStoreError, in time."""
+        work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
+        if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
+            self._store.interrupt()
+        return await work
+
     def _begin_store(self) -> None:
         """Write what the router before has left. Raises ConfigError."""
         try:
             self._add(tuple(self._ended))
-        except (sqlite3.Error, OSError) as error:
+        except UsageStoreError as error:
             if self._config.when_failing == "refuse":
                 self._meters.close()
                 raise ConfigError(f"the ledger's store cannot be written: {error}") from None
@@ -172,17 +191,30 @@ class Ledger:
             self._meters.free(number)
 
     def _priced(self, record: UsageRecord) -> UsageRecord:
-        request, tokens = record.request, record.tokens
-        cost = self.prices.cost(request.model, request.started_s, tokens)
-        return UsageRecord(request, record.site, record.ended_s, record.outcome, tokens, cost)
+        return replace(record, cost=self.prices.cost(record.request.model, record.request.started_s, record.use))
 
 
 def _sums_of(record: UsageRecord) -> dict[str, Any]:
     """Return a record as the store would have it summed."""
-    tokens = record.tokens
+    use = record.use
     return {
-        "account": record.request.account, "prompt_tokens": tokens.prompt, "output_tokens": tokens.output, "cost": record.cost,
+        "account": record.request.account, "prompt_tokens": use.prompt, "output_tokens": use.output, "cost": record.cost,
     }  # fmt: skip
+
+
+def _store(config: LedgerConfig, directory: Path) -> UsageStore:
+    """Raises ConfigError."""
+    if config.store is None:
+        return SqliteStore(directory / "usage.sqlite")
+    try:
+        from edge_router.ledger.postgres_store import PostgresStore
+    except ImportError as error:
+        message = f"ledger.store needs what pip install 'pilotlight[postgres]' brings: {error}"
+        raise ConfigError(message) from None
+    try:
+        return PostgresStore(config.store)
+    except UsageStoreError as error:
+        raise ConfigError(f"ledger.store is no database's URL: {error}") from None
 
 
 def _failing() -> ApiError:

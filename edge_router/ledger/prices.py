@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sites.network import PriceConfig
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 BILLIONTHS = 1_000_000_000
 TOKENS = 1_000_000
@@ -43,14 +43,14 @@ class PriceList:
                 return price
         return None
 
-    def cost(self, model: str, at_s: float, tokens: UsedTokens) -> int | None:
+    def cost(self, model: str, at_s: float, use: ResourceUse) -> int | None:
         price = self.price(model, at_s)
         if price is None:
             return None
         cached = price.input if price.cached_input is None else price.cached_input
-        sums = (
-            (tokens.prompt - tokens.cached) * price.input + tokens.cached * cached + tokens.output * price.output
-        ) * (BILLIONTHS // TOKENS)
+        sums = ((use.prompt - use.cached) * price.input + use.cached * cached + use.output * price.output) * (
+            BILLIONTHS // TOKENS
+        )
         return round(sums)
 
     def told(self, model: str, at_s: float) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 # complete: its client was sent the end; cut: it left before, or no site could go on; recovered: the router died first.
 Outcome = Literal["complete", "cut", "recovered"]
@@ -20,6 +20,8 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     model: str  # its own name, where a site that has it tells; else as the request has it
     started_s: float  # since the epoch
     part: str = ""  # of the journal that keeps the answer of a durable stream
+    adapter: str = ""
+    bytes_in: int = 0  # of its body
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -27,5 +29,6 @@ class UsageRecord(msgspec.Struct, frozen=True):
     site: str  # that answered last
     ended_s: float
     outcome: Outcome
-    tokens: UsedTokens
+    use: ResourceUse
+    bytes_out: int = 0  # of the answer's body, as it was sent
     cost: int | None = None  # in billionths of the currency; None: there was no price

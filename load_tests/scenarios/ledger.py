@@ -1,8 +1,9 @@
 """Is the ledger right when processes are killed? `make bench-ledger` runs it: python -m load_tests.scenarios.ledger.
 
-A router with a ledger and its sites on this machine, clients that stream and that do not, and SIGKILL to a router, a site or an engine host, one
-after another, at random moments. Clients count the token ids that they are sent. Afterwards each of their requests must be in the ledger once, with
-at least the tokens that its client has, at most those that were asked for, and exactly as many where it read to the end.
+A router with a ledger and its sites on this machine, clients that stream and that do not, and SIGKILL to a router, a site, an engine host or, with
+--postgres, the database that the ledger is in, one after another, at random moments. Clients count the token ids that they are sent. Afterwards each
+of their requests must be in the ledger once, with at least the tokens that its client has, at most those that were asked for, and exactly as many
+where it read to the end.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,17 @@ from typing import Any
 import aiohttp
 import orjson
 import psutil
+import psycopg
 from rich.console import Console
 
 from load_tests.local_network import LocalNetwork
+from load_tests.postgres import Postgres, running_postgres
 from load_tests.records import write_record
 from wire.sse import EventDecoder
 
 TARGETS = ("router", "site", "engine")
+DATABASE = "database"
+DATABASE_AWAY_S = 1.0  # at most
 MAX_TOKENS = 32
 SECRET = "a secret of this benchmark's own"  # a router that starts again knows its sites by it
 
@@ -96,13 +101,21 @@ class Clients:
                         mine.tokens += len(choice.get("token_ids") or ())
 
 
-async def disturb(network: LocalNetwork, kills: int, num_clients: int, rng: random.Random) -> "Clients":
+async def disturb(
+    network: LocalNetwork, kills: int, num_clients: int, rng: random.Random, database: Postgres | None
+) -> "Clients":
     """Kill so many processes under load, each when all are well again, and let the clients end."""
+    targets = TARGETS if database is None else (*TARGETS, DATABASE)
     clients = Clients(network.url, num_clients)
     load = asyncio.create_task(clients.run())
     for number in range(kills):
         await asyncio.sleep(rng.uniform(0.3, 1.2))
-        target = TARGETS[number % len(TARGETS)]
+        target = targets[number % len(targets)]
+        if target == DATABASE and database is not None:
+            await asyncio.to_thread(database.kill)
+            await asyncio.sleep(rng.uniform(0.0, DATABASE_AWAY_S))
+            await asyncio.to_thread(database.start)
+            continue
         pid = await asyncio.to_thread(_pid, network, target, rng)
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).send_signal(signal.SIGKILL)
@@ -113,12 +126,19 @@ async def disturb(network: LocalNetwork, kills: int, num_clients: int, rng: rand
     return clients
 
 
-def judge(ledger: Path, clients: Clients) -> dict[str, Any]:
+def records(folder: Path, database: Postgres | None) -> list[Any]:
+    """Return what the ledger has of each request."""
+    asked = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage"
+    if database is not None:
+        with psycopg.connect(database.url) as asking:
+            return asking.execute(asked).fetchall()
+    with closing(sqlite3.connect(folder / "usage.sqlite")) as connection:
+        return connection.execute(asked).fetchall()
+
+
+def judge(rows: list[Any], clients: Clients) -> dict[str, Any]:
     """Compare the ledger's records with what clients received."""
-    connection = sqlite3.connect(ledger)
-    rows = connection.execute("SELECT request_id, outcome, output_tokens, prompt_tokens FROM usage").fetchall()
-    connection.close()
-    found = {name: tokens for name, _, tokens, _ in rows}
+    found = {name: tokens for name, _, tokens, *_ in rows}
     received = clients.received
     times = Counter(name for name, *_ in rows)
     return {
@@ -134,27 +154,36 @@ def judge(ledger: Path, clients: Clients) -> dict[str, Any]:
         "unequal_though_read_to_the_end": [
             name for name, mine in received.items() if mine.is_whole and found.get(name) != mine.tokens
         ],
-        "without_their_prompt": [name for name, _, tokens, prompt in rows if tokens and not prompt],
+        "without_their_prompt": [name for name, _, tokens, prompt, _ in rows if tokens and not prompt],
+        "without_their_device_time": [name for name, _, tokens, _, device_us in rows if tokens and not device_us],
+        "device_s": sum(device_us for *_, device_us in rows) / 1e6,
         "nobodys": [name for name in found if name not in received],
     }
 
 
-FAULTS = ("twice", "fewer_than_received", "more_than_made", "unequal_though_read_to_the_end", "without_their_prompt", "nobodys")  # fmt: skip
+FAULTS = ("twice", "fewer_than_received", "more_than_made", "unequal_though_read_to_the_end", "without_their_prompt",
+          "without_their_device_time", "nobodys")  # fmt: skip
 
 
-def measure(kills: int, num_clients: int, seed: int = 0) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="pilotlight-ledger-") as folder:
-        settings = f'\n[ledger]\ndirectory = "{folder}"\n'
+def measure(kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = False) -> dict[str, Any]:
+    with (
+        tempfile.TemporaryDirectory(prefix="pilotlight-ledger-") as folder,
+        running_postgres() if in_postgres else nullcontext() as database,
+    ):
+        settings = f'\n[ledger]\ndirectory = "{folder}"\nwhen_failing = "serve"\n'
+        if database is not None:
+            settings += f'store = "{database.url}"\n'
         environment = {"PILOTLIGHT_HOP_SECRET": SECRET}
         with LocalNetwork(num_sites=2, network_settings=settings, environment=environment) as network:
             started = time.monotonic()
-            clients = asyncio.run(disturb(network, kills, num_clients, random.Random(seed)))
+            clients = asyncio.run(disturb(network, kills, num_clients, random.Random(seed), database))
             took_s = time.monotonic() - started
         return {
             "kills": kills,
             "clients": num_clients,
+            "store": "PostgreSQL" if in_postgres else "SQLite",
             "took_s": round(took_s, 1),
-            **judge(Path(folder) / "usage.sqlite", clients),
+            **judge(records(Path(folder), database), clients),
         }
 
 
@@ -197,8 +226,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--postgres", action="store_true", help="the ledger's store, which is killed as well")
     arguments = parser.parse_args()
-    results = measure(arguments.kills, arguments.clients, arguments.seed)
+    results = measure(arguments.kills, arguments.clients, arguments.seed, in_postgres=arguments.postgres)
     Console().print(results)
     print(write_record("ledger", results))
     if any(results[fault] for fault in FAULTS):

@@ -16,6 +16,11 @@ COUNTS = {
     "cached_tokens": "cached",
     "output_tokens": "output",
     "reasoning_tokens": "reasoning",
+    "drafted_tokens": "drafted",
+    "accepted_tokens": "accepted",
+    "device_s": "device s",
+    "bytes_in": "bytes in",
+    "bytes_out": "bytes out",
 }
 
 

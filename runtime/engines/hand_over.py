@@ -54,6 +54,7 @@ class PrefillWork:
 
     def __init__(self) -> None:
         self._num_cached_tokens: int | None = None  # as the host has found it; None: it has not said
+        self._device_us = 0  # of that host, not told yet
         self._replica: Replica | None = None  # None: no other host computes it
 
     @asynccontextmanager
@@ -72,17 +73,18 @@ class PrefillWork:
             await asyncio.wait({task})
 
     def as_found(self, output: TokenOutput) -> TokenOutput:
-        """Return an answer's first output with what nobody had to compute for it as cached: what the host that answers fetched, the other may have
-        computed. Where that one has not ended by then, it was waited for in vain."""
+        """Return an answer's first output with the other host's time, and with what nobody had to compute for it as cached: what the host that
+        answers fetched, the other may have computed. Where that one has not ended by then, it was waited for in vain."""
         if output.num_cached_tokens is None:
             return output
         if self._replica is not None and self._num_cached_tokens is None:
             self._replica.late_at = time.monotonic()
+        device_us = output.device_us + self._device_us
         if not output.num_fetched_tokens:
-            return output
+            return replace(output, device_us=device_us)
         of_its_own = output.num_cached_tokens - output.num_fetched_tokens
         found = min(output.num_cached_tokens, self._num_cached_tokens or 0)
-        return replace(output, num_cached_tokens=max(of_its_own, found))
+        return replace(output, num_cached_tokens=max(of_its_own, found), device_us=device_us)
 
     async def _run(
         self,
@@ -98,6 +100,7 @@ class PrefillWork:
                     begun.set()
                     async for output in outputs:
                         assignment.note(output.token_ids)
+                        self._device_us += output.device_us
                         if output.num_cached_tokens is not None:
                             self._num_cached_tokens = output.num_cached_tokens
         finally:

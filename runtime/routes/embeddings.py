@@ -44,7 +44,7 @@ class EmbeddingEndpoint:
 
         async def respond() -> None:
             embeddings = await self._embedder.embed(request, tenant)
-            headers = naming_ignored(request) + (counting(embeddings.usage) if scope.get(GENUINE_HOP, False) else [])
+            headers = naming_ignored(request) + (counting(embeddings.use) if scope.get(GENUINE_HOP, False) else [])
             await send_json(send, self._render(request, embeddings), headers=headers)
 
         await until_disconnect(receive, respond())

@@ -20,13 +20,12 @@ from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit, check_model, router_context, tenant_in
 from sites.site import LimitsConfig
-from wire.chat import Usage
 from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
 from wire.credentials import Tenant
 from wire.errors import ApiError, Dialect
 from wire.headers import IGNORED, ROUTE
 from wire.sse import CONTENT_TYPE, HEARTBEAT
-from wire.usage import USAGE, UsedTokens, encode_used_tokens
+from wire.usage import USAGE, WORK, ResourceUse, encode_use
 
 log = logging.getLogger("pilotlight.http")
 
@@ -98,7 +97,7 @@ class Endpoint(Generic[RequestT]):
             deltas = await generation.whole()
         body = self._build(request, self._generator).whole(deltas, generation)
         headers = naming_ignored(request) + naming_hosts(generation)
-        await send_json(send, body, headers=headers + (counting(generation.usage) if is_metered else []))
+        await send_json(send, body, headers=headers + (counting(generation.use) if is_metered else []))
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, *, is_continuable: bool) -> None:
         headers = naming_ignored(request) + ([(RESUME_POINTS, "1")] if is_continuable else [])
@@ -160,11 +159,10 @@ def naming_hosts(generation: Generation) -> list[tuple[str, str]]:
     return [(ROUTE, generation.route)] if generation.route else []
 
 
-def counting(usage: Usage) -> list[tuple[str, str]]:
-    """Return the header by which a router knows what an answer in one piece has used."""
-    cached = usage.prompt_tokens_details.cached_tokens
-    reasoning = usage.completion_tokens_details.reasoning_tokens
-    return [(USAGE, encode_used_tokens(UsedTokens(usage.prompt_tokens, cached, usage.completion_tokens, reasoning)))]
+def counting(use: ResourceUse) -> list[tuple[str, str]]:
+    """Return the headers by which a router knows what an answer in one piece has used."""
+    tokens, work = encode_use(use)
+    return [(USAGE, tokens), (WORK, work)]
 
 
 @lru_cache(256)
@@ -189,12 +187,16 @@ def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) ->
 
 
 def _resume_point(delta: Delta, generation: Generation, num_events: int) -> ResumePoint:
+    use = generation.use
     return ResumePoint(
         delta.choice,
         delta.new_token_ids,
         delta.finish_reason,
-        generation.cached_tokens,
+        use.cached,
         num_events,
-        generation.prompt_tokens,
-        generation.reasoning_tokens,
+        use.prompt,
+        use.reasoning,
+        use.drafted,
+        use.accepted,
+        use.device_us,
     )

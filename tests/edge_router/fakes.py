@@ -293,7 +293,8 @@ Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
 
 
 def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
-    """As a real site answers a router: event i brings token 100 + i, after those that were delivered. Before event `until` it ends in its own way."""
+    """As a real site answers a router: event i brings token 100 + i, after those that were delivered, for two drafts, one of them right, and a
+    millisecond of its device. Before event `until` it ends in its own way."""
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         _, length = decode_answer(request.headers[ANSWER])
@@ -305,16 +306,19 @@ def continued_stream(count: int, *, until: int | None = None, ending: Ending | N
             if i == until and ending is not None:
                 await ending(site, request, response)
                 return response
-            await response.write(marked_event(i))
+            await response.write(marked_event(i, i + 1 - len(delivered)))
             await asyncio.sleep(0)
-        await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop", CACHED_TOKENS, 0, PROMPT_TOKENS, 1)))
+        made = count - len(delivered)
+        usage = (CACHED_TOKENS, 0, PROMPT_TOKENS, 1, 2 * made, made, 1000 * made)
+        await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop", *usage)))
         return response
 
     return behave
 
 
-def marked_event(i: int) -> bytes:
-    return with_resume_point(event(i), ResumePoint(0, (100 + i,), None, CACHED_TOKENS, 0, PROMPT_TOKENS, 0))
+def marked_event(i: int, made: int = 0) -> bytes:
+    usage = (CACHED_TOKENS, 0, PROMPT_TOKENS, 0, 2 * made, made, 1000 * made)
+    return with_resume_point(event(i), ResumePoint(0, (100 + i,), None, *usage))
 
 
 async def reset_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:

@@ -33,7 +33,7 @@ from tests.edge_router.fakes import (
 from tests.edge_router.test_durable import ALICE, ASKED, BOB, DURABLE, data, events, read_again
 from tests.edge_router.test_serve import network_file, process, ready
 from wire.continuation import ResumePoint
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 SECRET = "sixteen bytes long"
 NAME = "0123456789abcdef" * 2
@@ -274,19 +274,19 @@ async def test_a_killed_router_is_billed_for_what_it_told_and_no_more(tmp_path: 
 
     def left_by(part: str) -> UsageRecord:
         request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, part)
-        return UsageRecord(request, "ams1", 1.0, "recovered", UsedTokens(7, 3, 9, 0))
+        return UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
 
-    assert streams.as_kept(left_by(f"{NAME}.1")).tokens == UsedTokens(7, 3, 2, 0)
-    assert streams.as_kept(left_by(f"{NAME}.2")).tokens == UsedTokens(0, 0, 1, 0)
+    assert streams.as_kept(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
+    assert streams.as_kept(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
     for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that is long over
-        assert streams.as_kept(left_by(part)).tokens == UsedTokens(7, 3, 9, 0)
+        assert streams.as_kept(left_by(part)).use == ResourceUse(7, 3, 9, 0)
     await streams.close()
 
 
-async def used(http: aiohttp.ClientSession, url: str) -> UsedTokens:
+async def used(http: aiohttp.ClientSession, url: str) -> ResourceUse:
     async with http.get(f"{url}/usage") as response:
         rows = (await response.json())["usage"]
-    return UsedTokens(*(sum(row[f"{name}_tokens"] for row in rows) for name in UsedTokens._fields))
+    return ResourceUse(*(sum(row[f"{name}_tokens"] for row in rows) for name in ResourceUse._fields[:4]))
 
 
 async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
             assert data(whole[1]) == WHOLE
             assert [each.event_id for each in events(whole[1])][:3] == ids
             assert len(fakes[0].seen) == 2
-            assert await used(http, other) == UsedTokens(0, 0, 3, 1)
+            assert await used(http, other) == ResourceUse(0, 0, 3, 1)
             async with process(files[0]) as (_, url):
                 assert await read_again(Router(url, None, http, None, None), name) == whole  # type: ignore[arg-type]
-                assert await used(http, url) == UsedTokens(7, 3, 3, 0)
+                assert await used(http, url) == ResourceUse(7, 3, 3, 0)

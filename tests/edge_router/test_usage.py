@@ -26,7 +26,7 @@ from tests.edge_router.fakes import (
     router,
     sites,
 )
-from wire.usage import USAGE
+from wire.usage import USAGE, WORK
 
 PRICE = {"model": "ember", "input": 1.0, "cached_input": 0.5, "output": 3.0}
 
@@ -67,6 +67,9 @@ async def usage(running: Router, headers: dict[str, str] = ROOT, **query: str) -
         fields = await response.json()
     assert fields["currency"] == "USD"
     rows: list[dict[str, Any]] = fields["usage"]
+    for row in rows:
+        assert row.pop("bytes_in") > 0
+        assert row.pop("bytes_out") > 0
     return rows
 
 
@@ -74,7 +77,8 @@ def used(output: int, **more: Any) -> dict[str, Any]:
     cost = (PROMPT_TOKENS - CACHED_TOKENS) * 1000 + CACHED_TOKENS * 500 + output * 3000
     return {
         "account": "acme", "model": "ember", "requests": 1, "prompt_tokens": PROMPT_TOKENS, "cached_tokens": CACHED_TOKENS,
-        "output_tokens": output, "reasoning_tokens": 0, "cost": f"0.{cost:09d}", **more,
+        "output_tokens": output, "reasoning_tokens": 0, "drafted_tokens": 2 * output,
+        "accepted_tokens": output, "device_s": output / 1000, "cost": f"0.{cost:09d}", **more,
     }  # fmt: skip
 
 
@@ -93,10 +97,11 @@ async def test_a_stream_that_loses_its_site_is_written_down_once(
 async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
         fakes[0].behave = refuse("overloaded")
-        fakes[1].behave = answer(200, {"choices": []}, **{USAGE.replace("-", "_"): "7,3,20,4"})
+        told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
+        fakes[1].behave = answer(200, {"choices": []}, **told)
         async with running.chat(headers=ACME, stream=False) as response:
             assert response.status == 200
-            assert USAGE not in response.headers, "it is not the client's"
+            assert not {USAGE, WORK} & {*response.headers}, "they are not the client's"
         assert await usage(running) == [used(20, reasoning_tokens=4)]
         fakes[1].behave = answer(400, {"error": {"message": "no"}})
         async with running.chat(headers=ACME, stream=False) as response:
@@ -164,6 +169,37 @@ async def test_an_account_sees_its_own_usage_and_an_admin_key_everybodys(
             ("acme", "2", "4"),
             ("bob", "1", "2"),
         ]
+
+
+async def test_an_adapter_and_the_bytes_of_bodies_are_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        for fake in fakes:
+            fake.status_fields = {"models": (model_status(aliases=("@x/ember:8b",)),)}
+            fake.behave = continued_stream(2)
+        async with asyncio.timeout(10):
+            await running.until(lambda: running.proxy.selector.own_name("@x/ember:8b") == "ember")
+        num_bytes = 0
+        for more in (
+            {"model": "ember:french"},
+            {"lora": "french"},
+            {"model": "@x/ember:8b:french"},
+            {"model": "@x/ember:8b"},
+        ):
+            async with running.chat(headers=ACME, **more) as response:
+                num_bytes += len(await response.read())
+        query = {"by": "model,adapter", "format": "csv"}
+        async with running.http.get(running.url + "/usage", params=query, headers=ROOT) as response:
+            plain, french = csv.DictReader(io.StringIO(await response.text()))
+        assert [(row["model"], row["adapter"], row["requests"]) for row in (plain, french)] == [
+            ("ember", "", "1"),
+            ("ember", "french", "3"),
+        ]
+        assert int(plain["bytes_out"]) + int(french["bytes_out"]) == num_bytes
+        bodies = sum(len(body) for fake in fakes for body in fake.bodies)
+        assert int(plain["bytes_in"]) + int(french["bytes_in"]) == bodies
+        assert (french["device_s"], french["drafted_tokens"], french["accepted_tokens"]) == ("0.006", "12", "6")
 
 
 async def test_no_spreadsheet_takes_a_models_name_for_a_formula(

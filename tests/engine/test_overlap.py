@@ -30,6 +30,51 @@ from tests.engine.fake_runner import (
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 
+class QueuedLaunch:
+    """A step that takes the device `TAKES_S`, behind all those before it."""
+
+    TAKES_S = 0.125
+
+    def __init__(self, device: "QueueingRunner", result: RunResult) -> None:
+        self._device, self._result, self._launched_at = device, result, device.now
+        device.free_at = max(device.now, device.free_at) + self.TAKES_S
+        self._ends_at = device.free_at
+
+    def collect(self) -> RunResult:
+        self._device.now = max(self._device.now, self._ends_at)
+        return self._result._replace(device_s=self._device.now - self._launched_at)
+
+
+class QueueingRunner(FakeRunner):
+    now = free_at = 0.0
+
+    def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> Any:
+        return QueuedLaunch(self, super().choose(forwarded, rows).collect())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(depth: int) -> None:
+    engine, runner = fake_engine(depth=depth, max_num_batched_tokens=12, clock=lambda: runner.now)
+    runner.__class__ = QueueingRunner
+    assert isinstance(runner, QueueingRunner)
+    told: dict[str, int] = {}
+    for turn in range(2):
+        for n, size in enumerate((3, 30, 7)):  # the second needs several steps before its first output
+            engine.submit(submit(f"{turn} {n}", list(range(1, size)), max_tokens=5 + n))
+        while engine.has_work:
+            engine.step()
+            for output in engine.take_outputs():
+                told[output.sequence_id] = told.get(output.sequence_id, 0) + output.device_us
+        runner.now += 100.0  # nothing is at work
+    at_work_us = len(runner.batch_tokens) * QueuedLaunch.TAKES_S * 1e6
+    assert at_work_us == (runner.now - 200.0) * 1e6
+    unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # steps that ended sequences were computed in once too often
+    assert at_work_us - unclaimed - len(told) <= sum(told.values()) <= at_work_us
+    if depth == 1:
+        assert sum(told.values()) >= at_work_us - len(told), "but for what is less than a microsecond of each"
+    assert told["0 1"] > told["0 0"] > 0
+
+
 def expected_tokens(prompt: list[int], n: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(n):

@@ -2,33 +2,34 @@
 
 import asyncio
 import os
+import resource
 import sqlite3
+import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
-from edge_router.ledger.prices import PriceList
 from edge_router.ledger.quotas import DailyQuotas
-from edge_router.ledger.records import MeteredRequest, UsageRecord
-from edge_router.ledger.store import UsageQuery, UsageStore
+from edge_router.ledger.store import UsageStoreError
 from edge_router.request import Head, RequestParser
+from load_tests.postgres import Postgres
 from sites.config import ConfigError
-from sites.network import LedgerConfig, PriceConfig
+from sites.network import LedgerConfig
+from tests.edge_router.ledger.conftest import PRICES, Place, empty
 from wire.credentials import Account, Key
 from wire.errors import ApiError
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
-TOKENS = UsedTokens(10, 4, 20, 0)
-PRICES = PriceList([PriceConfig(model="m", input=1.0, cached_input=0.0, output=2.0)], "USD")
+TOKENS = ResourceUse(10, 4, 20, 0)
 COST = 6 * 1000 + 20 * 2000
-
-
-def ledger(directory: Path, **config: Any) -> Ledger:
-    return Ledger(LedgerConfig(**config), directory, PRICES)
 
 
 def asked(account: str = "acme", model: str = "m") -> Any:
@@ -37,7 +38,7 @@ def asked(account: str = "acme", model: str = "m") -> Any:
     return RequestParser("", 4, lambda *_: None).parse(head, b'{"model": "%s"}' % model.encode(), "r", "")
 
 
-def used(kept: Ledger, *, account: str = "acme", tokens: UsedTokens = TOKENS) -> None:
+def used(kept: Ledger, *, account: str = "acme", tokens: ResourceUse = TOKENS) -> None:
     meter = kept.begin(asked(account), "m")
     meter.answered_by("ams1")
     meter.count(tokens)
@@ -47,8 +48,11 @@ def used(kept: Ledger, *, account: str = "acme", tokens: UsedTokens = TOKENS) ->
 COLUMNS = "account, key, model, site, outcome, prompt_tokens, cached_tokens, output_tokens, cost"
 
 
-def rows(directory: Path) -> list[Any]:
-    connection = sqlite3.connect(directory / "usage.sqlite")
+def rows(place: Place) -> list[Any]:
+    if place.url is not None:
+        with psycopg.connect(place.url) as asking:
+            return asking.execute(f"SELECT {COLUMNS} FROM usage").fetchall()
+    connection = sqlite3.connect(place.directory / "usage.sqlite")
     try:
         return connection.execute(f"SELECT {COLUMNS} FROM usage").fetchall()
     finally:
@@ -58,163 +62,177 @@ def rows(directory: Path) -> list[Any]:
 ROW = ("acme", "acme-ci", "m", "ams1", "complete", 10, 4, 20, COST)
 
 
-async def test_what_has_ended_is_written_once_and_its_meter_is_free(tmp_path: Path) -> None:
-    kept = ledger(tmp_path)
+async def test_what_has_ended_is_written_once_and_its_meter_is_free(place: Place) -> None:
+    kept = place.ledger()
     writing = asyncio.create_task(kept.run())
     used(kept)
     async with asyncio.timeout(10):
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
-    assert rows(tmp_path) == [ROW]
-    used(kept, tokens=UsedTokens())  # a refusal
+    assert rows(place) == [ROW]
+    used(kept, tokens=ResourceUse())  # a refusal
     await asyncio.gather(*(kept.flush() for _ in range(3)))
-    assert rows(tmp_path) == [ROW]
+    assert rows(place) == [ROW]
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await kept.close()
-    again = ledger(tmp_path)
+    again = place.ledger()
     assert again._meters.num_used == 0
     await again.close()
-    assert rows(tmp_path) == [ROW]
+    assert rows(place) == [ROW]
 
 
-async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_next(tmp_path: Path) -> None:
-    kept = ledger(tmp_path)
+async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_next(place: Place) -> None:
+    kept = place.ledger()
     used(kept)
     cut = kept.begin(asked(), "m")
-    cut.count(UsedTokens(10, 0, 3, 0))
+    cut.count(ResourceUse(10, 0, 3, 0))
     kept.begin(asked(), "m")  # nothing came of it yet
     kept._add(tuple(kept._ended))  # written, and then it dies before the meter is free
     kept._store.close()
     kept._meters.close()
-    again = ledger(tmp_path)
+    again = place.ledger()
     recovered = ("acme", "acme-ci", "m", "", "recovered", 10, 0, 3, 10 * 1000 + 3 * 2000)
-    assert sorted(rows(tmp_path)) == sorted([ROW, recovered])
+    assert sorted(rows(place)) == sorted([ROW, recovered])
     await again.close()
 
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A store that fails, as on a disk that is full, until `is_full` is False."""
+class Failing(NamedTuple):
+    """A store that can be made to fail, really."""
 
-    class Disk:
-        is_full = True
-
-    add = UsageStore.add
-
-    def add_if_possible(self: UsageStore, records: Any) -> None:
-        if Disk.is_full:
-            raise sqlite3.OperationalError("database or disk is full")
-        add(self, records)
-
-    monkeypatch.setattr(UsageStore, "add", add_if_possible)
-    return Disk
+    place: Place
+    fail: Callable[[], None]
+    mend: Callable[[], None]
 
 
-async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(tmp_path: Path, full_disk: Any) -> None:
-    full_disk.is_full = False
-    kept = ledger(tmp_path)
-    under_way = kept.begin(asked(), "m")
-    used(kept)
-    full_disk.is_full = True
-    await kept.flush()
-    with pytest.raises(ApiError, match="cannot be written down") as refused:
-        kept.begin(asked(), "m")
-    assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
-    under_way.count(TOKENS)
-    kept.end(under_way, "complete", 0.5)
-    full_disk.is_full = False
-    await kept.flush()
-    assert kept.fault is None
-    assert [row[:3] for row in rows(tmp_path)] == [ROW[:3]] * 2
-    used(kept)
-    await kept.close()
-    assert len(rows(tmp_path)) == 3
+def full_disk(directory: Path) -> Iterator[Failing]:
+    """A disk of its own where that may be made; elsewhere a file may grow no further."""
+    directory.mkdir()
+    size = "size=2m"
+    is_mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", directory], capture_output=True).returncode == 0
+    )
+    try:
+        if is_mounted:
+            filler = directory / "filler"
+            yield Failing(Place(directory), partial(_fill, filler), filler.unlink)
+        else:
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            limited = partial(resource.setrlimit, resource.RLIMIT_FSIZE)
+            yield Failing(Place(directory), partial(limited, (1, before[1])), partial(limited, before))
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "-l", directory], check=True)
 
 
-async def test_where_it_is_to_serve_it_does_until_there_are_no_meters_and_restarts_lose_nothing(
-    tmp_path: Path, full_disk: Any
+def _fill(filler: Path) -> None:
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+
+
+@pytest.fixture(params=["full disk", "killed database", "stopped database"])
+def failing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failing]:
+    if request.param == "full disk":
+        yield from full_disk(tmp_path / "disk")
+        return
+    server: Postgres = empty(request.getfixturevalue("postgres"))
+    ways = (server.kill, server.start) if request.param == "killed database" else (server.stop, server.go_on)
+    yield Failing(Place(tmp_path, server.url), *ways)  # noqa: PT022  # as above
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "serve"])
+async def test_a_store_that_fails_under_load_loses_nothing(
+    failing: Failing, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = ledger(tmp_path, when_failing="serve", max_unwritten=16)
-    for _ in range(16):
-        used(kept)
-    await kept.flush()
-    assert kept.fault is not None
-    with pytest.raises(ApiError, match="cannot be written down"):
-        kept.begin(asked(), "m")
+    for name, least in (("ANSWERS_WITHIN_S", 0.5), ("TRY_AGAIN_S", 0.1), ("WRITE_EVERY_S", 0.01)):
+        monkeypatch.setattr(f"edge_router.ledger.ledger.{name}", least)
+    kept = failing.place.ledger(when_failing=policy, max_unwritten=1000)
+    taken = refused = 0
+    under_way = kept.begin(asked(), "m")
+
+    async def load() -> None:
+        nonlocal taken, refused
+        while True:
+            try:
+                used(kept)
+                taken += 1
+            except ApiError as error:
+                refused += (error.word, error.retry_after_s) == ("overloaded", 5)
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(kept.run()), asyncio.create_task(load())]
+    await until(lambda: len(rows(failing.place)) > 3)
+    failing.fail()
+    await until(lambda: kept.fault is not None)
+    before = taken
+    await until(lambda: refused > 20 or taken > before + 20)
+    assert (refused > 0, taken > before) == ((True, False) if policy == "refuse" else (False, True))
+    under_way.count(TOKENS)  # what had begun goes on
+    under_way.answered_by("ams1")
+    kept.end(under_way, "complete", 0.5)
+    failing.mend()
+    await until(lambda: kept.fault is None)
+    after = taken
+    await until(lambda: taken > after)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
     await kept.close()
-    again = ledger(tmp_path, when_failing="serve", max_unwritten=16)
-    assert again.num_unwritten == 16
-    full_disk.is_full = False
-    await again.close()
-    assert rows(tmp_path) == [ROW] * 16
+    assert rows(failing.place) == [ROW] * (taken + 1)
 
 
-async def test_a_store_that_cannot_be_written_stops_the_start_by_its_reason(tmp_path: Path, full_disk: Any) -> None:
-    with pytest.raises(ConfigError, match="disk is full"):
-        ledger(tmp_path)
-    full_disk.is_full = False
+async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(place.kind, "add", _refuse)
+        kept = place.ledger(when_failing="serve", max_unwritten=16)
+        for _ in range(16):
+            used(kept)
+        await kept.flush()
+        with pytest.raises(ApiError, match="cannot be written down"):
+            kept.begin(asked(), "m")
+        await kept.close()
+        again = place.ledger(when_failing="serve", max_unwritten=16)
+        assert again.num_unwritten == 16
+        await again.close()
+        with pytest.raises(ConfigError, match="disk is full"):
+            place.ledger()
+    await place.ledger().close()
+    assert rows(place) == [ROW] * 16
+
+
+async def test_a_store_that_cannot_be_had_stops_the_start_by_its_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
-        ledger(tmp_path / "file")
+        Place(tmp_path / "file").ledger()
     (tmp_path / "usage.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(ConfigError, match="not a database"):
-        ledger(tmp_path)
+        Place(tmp_path).ledger()
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        Place(tmp_path, f"postgresql://pilotlight@/postgres?host={tmp_path}").ledger()
+    with pytest.raises(ConfigError, match="no database's URL"):
+        Place(tmp_path, "postgresql://a@b/c?colour=red").ledger()
 
 
 async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_path: Path) -> None:
-    kept = ledger(tmp_path)
+    kept = Place(tmp_path).ledger()
     used(kept)
     await kept.flush()
     for name in ("usage.sqlite", "usage.sqlite-wal", "usage.sqlite-shm"):
         os.unlink(tmp_path / name)
     used(kept)
     await kept.close()
-    assert rows(tmp_path) == [ROW]
-
-
-async def test_a_record_is_never_changed_or_deleted(tmp_path: Path) -> None:
-    kept = ledger(tmp_path)
-    used(kept)
-    await kept.close()
-    connection = sqlite3.connect(tmp_path / "usage.sqlite")
-    for statement in ("DELETE FROM usage", "UPDATE usage SET cost = 0"):
-        with pytest.raises(sqlite3.IntegrityError, match="only added to"):
-            connection.execute(statement)
-    connection.close()
-
-
-def test_sums_by_any_group_are_those_of_the_records(tmp_path: Path) -> None:
-    store = UsageStore(tmp_path / "usage.sqlite")
-    day = 86_400.0
-    records = [
-        UsageRecord(
-            MeteredRequest(str(i), "r", f"a{i % 2}", "k", f"m{i % 3}", i * day / 4),
-            "ams1",
-            i * day,
-            "complete",
-            UsedTokens(i, 0, 2 * i, 0),
-            i,
-        )
-        for i in range(12)
-    ]
-    store.add(records)
-    store.add(records[3:5])
-    for by, groups in (
-        ((), 1),
-        (("account",), 2),
-        (("account", "model"), 6),
-        (("day",), 3),
-        (("key", "site", "outcome"), 1),
-    ):
-        found = store.usage(UsageQuery(by=by))
-        assert len(found) == groups
-        assert sum(row["requests"] for row in found) == 12
-        assert sum(row["prompt_tokens"] for row in found) == sum(row["cost"] for row in found) == 66
-        assert sum(row["output_tokens"] for row in found) == 132
-    (one,) = store.usage(UsageQuery(day, 2 * day, ("day",), "a0"))
-    assert (one["day"], one["requests"], one["prompt_tokens"]) == ("1970-01-02", 2, 4 + 6)
-    store.close()
+    assert rows(Place(tmp_path)) == [ROW]
 
 
 async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: Path) -> None:
@@ -231,15 +249,15 @@ async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: 
 
 @pytest.mark.parametrize("is_failing", [False, True])
 async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_failing: bool
 ) -> None:
     if is_failing:
-        monkeypatch.setattr(UsageStore, "add", _refuse)
-    kept = ledger(tmp_path, when_failing="serve")
+        monkeypatch.setattr(place.kind, "add", _refuse)
+    kept = place.ledger(when_failing="serve")
     for _ in range(3):
         used(kept)
     await kept.close()
-    again = ledger(tmp_path, when_failing="serve")
+    again = place.ledger(when_failing="serve")
     assert again.used_since(time.time() + 60.0) == []
     rows = [row for row in again.used_since(0.0) if row["account"] == "acme"]
     assert sum(row["prompt_tokens"] + row["output_tokens"] for row in rows) == 3 * (TOKENS.prompt + TOKENS.output)
@@ -250,4 +268,4 @@ async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_co
 
 
 def _refuse(*_: Any) -> None:
-    raise sqlite3.OperationalError("database or disk is full")
+    raise UsageStoreError("database or disk is full")

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from edge_router.ledger.meters import SLOT_BYTES, MeterFile, MetersError
+from edge_router.ledger.meters import MAGIC_1, REQUEST_AT, SLOT_BYTES, MeterFile, MetersError
 from edge_router.ledger.records import MeteredRequest
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
-TOKENS = UsedTokens(2**40, 5, 70_000, 3)
+USE = ResourceUse(2**40, 5, 70_000, 3, 9, 4, 2**41)
 
 
 def request(name: str = "1", **more: str) -> MeteredRequest:
@@ -26,13 +27,15 @@ import os, signal, sys
 from pathlib import Path
 from edge_router.ledger.meters import MeterFile
 from edge_router.ledger.records import MeteredRequest
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 meters = MeterFile(Path(sys.argv[1]), 16)
 for name in ("open", "ended", "none"):
     meter = meters.begin(MeteredRequest(name, "r", "acme", "ci", "m", 7.5))
     meter.answered_by("ams1")
     if name != "none":
-        meter.count(UsedTokens(2**40, 5, 70_000, 3))
+        meter.count(ResourceUse(2**40, 5, 70_000, 3, 9, 4, 2**41))
+        meter.sends(700)
+        meter.sends(77)
     if name == "ended":
         meters.end(meter.number, "cut", 9.25)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -45,9 +48,10 @@ def test_what_was_counted_is_there_after_kill_9(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     meters = MeterFile(file, 16)
     found = {record.request.id: record for _, record in meters.left_behind()}
-    assert (found["open"].tokens, found["open"].outcome, found["open"].site) == (TOKENS, "recovered", "ams1")
-    assert (found["ended"].tokens, found["ended"].outcome, found["ended"].ended_s) == (TOKENS, "cut", 9.25)
-    assert found["none"].tokens == UsedTokens()
+    assert (found["open"].use, found["open"].outcome, found["open"].site) == (USE, "recovered", "ams1")
+    assert (found["ended"].use, found["ended"].outcome, found["ended"].ended_s) == (USE, "cut", 9.25)
+    assert [found[name].bytes_out for name in ("open", "ended", "none")] == [777, 777, 0]
+    assert found["none"].use == ResourceUse()
     assert found["open"].request == request("open")
     for number, _ in list(meters.left_behind()):
         meters.free(number)
@@ -62,13 +66,14 @@ def test_slots_are_used_again_and_begin_empty(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     assert meters.begin(request("3")) is None
-    first.count(TOKENS)
+    first.count(USE)
+    first.sends(5)
     first.answered_by("a-site-with-a-long-name" * 9)
     meters.free(first.number)
     third = meters.begin(request("3"))
     assert third is not None
     (record,) = [record for _, record in meters.left_behind() if record.request.id == "3"]
-    assert (record.tokens, record.site) == (UsedTokens(), "")
+    assert (record.use, record.bytes_out, record.site) == (ResourceUse(), 0, "")
     meters.close()
 
 
@@ -122,3 +127,31 @@ def test_half_a_slot_is_no_record(tmp_path: Path) -> None:
     assert not [*again.left_behind()]
     assert again.num_used == 0
     again.close()
+
+
+def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: Path) -> None:
+    file = tmp_path / "meters"
+    meters = MeterFile(file, 3)
+    for name, model in (("short", "m"), ("long", "m" * 700)):
+        meter = meters.begin(request(name, model=model))
+        assert meter is not None
+        meter.count(ResourceUse(10, 4, 20, 3))
+    meters.close()
+    written = bytearray(file.read_bytes())
+    written[:SLOT_BYTES] = MAGIC_1
+    assert b'"short"' in written[SLOT_BYTES : 2 * SLOT_BYTES]
+    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of a longer JSON that was there before
+    encoded = msgspec.json.encode({**msgspec.to_builtins(request("long", model="m" * 760)), "started_s": 7.5})
+    assert SLOT_BYTES - 64 < REQUEST_AT + len(encoded) <= SLOT_BYTES
+    start = 2 * SLOT_BYTES
+    written[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
+    written[start + 48 : start + 56] = len(encoded).to_bytes(8, sys.byteorder)
+    file.write_bytes(written)
+    for _ in range(2):  # and is then one of this version
+        again = MeterFile(file, 3)
+        found = {record.request.id: record for _, record in again.left_behind()}
+        assert {name: (record.use, record.bytes_out) for name, record in found.items()} == {
+            name: (ResourceUse(10, 4, 20, 3), 0) for name in ("short", "long")
+        }
+        assert found["long"].request.model == "m" * 760
+        again.close()

@@ -6,7 +6,7 @@ import pytest
 
 from edge_router.ledger.prices import BILLIONTHS, PriceList
 from sites.network import PriceConfig
-from wire.usage import UsedTokens
+from wire.usage import ResourceUse
 
 JULY = datetime(2026, 7, 1, tzinfo=UTC)
 PRICES = PriceList(
@@ -20,7 +20,7 @@ PRICES = PriceList(
 
 
 def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> None:
-    tokens = UsedTokens(prompt=1_000_000, cached=400_000, output=500_000, reasoning=100_000)
+    tokens = ResourceUse(prompt=1_000_000, cached=400_000, output=500_000, reasoning=100_000)
     before, after = JULY.timestamp() - 1, JULY.timestamp()
     assert PRICES.cost("llama-8b", before, tokens) == round((0.12 + 0.02 + 0.4) * BILLIONTHS)
     assert PRICES.cost("llama-8b", after, tokens) == round((0.06 + 0.008 + 0.2) * BILLIONTHS)
@@ -31,9 +31,9 @@ def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> Non
 
 
 def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
-    assert PRICES.cost("llama-8b", 0.0, UsedTokens(output=1)) == 800
-    assert PRICES.cost("llama-8b", 0.0, UsedTokens(prompt=3, cached=3)) == 150
-    assert PRICES.cost("llama-8b", 0.0, UsedTokens()) == 0
+    assert PRICES.cost("llama-8b", 0.0, ResourceUse(output=1)) == 800
+    assert PRICES.cost("llama-8b", 0.0, ResourceUse(prompt=3, cached=3)) == 150
+    assert PRICES.cost("llama-8b", 0.0, ResourceUse()) == 0
 
 
 @pytest.mark.parametrize(("at", "prompt"), [(0.0, "0.0000002"), (JULY.timestamp(), "0.0000001")])
