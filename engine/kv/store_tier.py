@@ -10,6 +10,8 @@ import logging
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +25,7 @@ _HEADER = struct.Struct("<8sI32sQ")  # magic, checksum of the block, its name, i
 _MAGIC = b"PLkvblk1"
 _KEY = "pilotlight/"
 _NO_SUCH_KEY, _LARGER_THAN_ASKED = -704, -600
+_ANSWER_S = 10.0  # for a master, with the second that importing the package takes on a busy machine
 _PACKAGE_BUFFER_BYTES = 16 << 20  # the least that the package allows for what has no buffer of ours
 
 
@@ -109,11 +112,30 @@ def open_member(master: str, own: str, segment_bytes: int) -> Any:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
         raise StoreError(f"Mooncake cannot be used: {error}; pip install 'pilotlight[mooncake]'") from None
+    _require_answer(master, own)
     store = MooncakeDistributedStore()
-    arguments = (own, "P2PHANDSHAKE", segment_bytes, _PACKAGE_BUFFER_BYTES, "tcp", "", master)
-    if code := store.setup(*arguments):
+    if code := store.setup(own, "P2PHANDSHAKE", segment_bytes, _PACKAGE_BUFFER_BYTES, "tcp", "", master):
         raise StoreError(f"Mooncake's master at {master} does not take this process as a member (error {code})")
     return store
+
+
+def _require_answer(master: str, own: str) -> None:
+    """Raise StoreError for a master that takes no member now. Another process asks: becoming a member holds Python's lock until the master answers,
+    without end where its name is none, and an engine would stand still."""
+    script = (
+        "import os, sys; from mooncake.store import MooncakeDistributedStore as Store; "
+        f'os._exit(abs(Store().setup(sys.argv[1], "P2PHANDSHAKE", 0, {_PACKAGE_BUFFER_BYTES}, "tcp", "", sys.argv[2])) % 255)'
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script, own, master], capture_output=True, timeout=_ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"Mooncake's master at {master} does not answer within {_ANSWER_S:g} s") from None
+    except OSError as error:
+        raise StoreError(f"Mooncake's master at {master} cannot be asked: {error}") from None
+    if done.returncode:
+        raise StoreError(f"Mooncake's master at {master} takes no members (status {done.returncode})")
 
 
 def own_address(master: str) -> str:

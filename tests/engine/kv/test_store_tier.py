@@ -129,3 +129,22 @@ def is_writable(store: StoreTier) -> bool:
     except StoreError:
         return False
     return True
+
+
+def test_a_master_that_accepts_and_says_nothing_is_given_up_and_stops_no_other_thread() -> None:
+    """In a process of its own: becoming a member would hold Python's lock for minutes."""
+    script = """
+import socket, threading, time
+from engine.kv import store_tier
+store_tier._ANSWER_S = 1.0
+listening = socket.create_server(("127.0.0.1", 0))
+refused = threading.Event()
+def attempt():
+    try:
+        store_tier.open_member(f"127.0.0.1:{listening.getsockname()[1]}", "127.0.0.1", 0)
+    except store_tier.StoreError:
+        refused.set()
+threading.Thread(target=attempt, daemon=True).start()
+assert refused.wait(30)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
