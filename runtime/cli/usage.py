@@ -33,11 +33,12 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
         print(json.dumps(told, indent=2))
         return
     table = Table(*told["by"], box=None, header_style="bold")
-    for name in (*COUNTS.values(), told["currency"]):
+    counts = [name for name in COUNTS if all(name in row for row in told["usage"])]  # an older router tells fewer
+    for name in (*(COUNTS[name] for name in counts), told["currency"]):
         table.add_column(name, justify="right")
     for row in told["usage"]:
         groups = [Text(str(row[name]) or "-") for name in told["by"]]
-        table.add_row(*groups, *(f"{row[name]:,}" for name in COUNTS), _amount(row["cost"]))
+        table.add_row(*groups, *(f"{row[name]:,}" for name in counts), _amount(row["cost"]))
     Console().print(table)
 
 

@@ -8,6 +8,7 @@ from runtime.cli.api import Api
 from runtime.cli.usage import print_usage
 
 COUNTS = {"requests": 2, "prompt_tokens": 1_234_567, "cached_tokens": 0, "output_tokens": 5, "reasoning_tokens": 0}
+SINCE_THEN = {"drafted_tokens": 7, "accepted_tokens": 6, "device_s": 0.5, "bytes_in": 2_000, "bytes_out": 8}
 TOLD = {
     "currency": "EUR",
     "by": ["account", "model"],
@@ -35,3 +36,12 @@ def test_usage_is_a_table_json_or_csv(monkeypatch: pytest.MonkeyPatch, capsys: p
     print_usage(api, {}, as_json=False, as_csv=True)
     assert capsys.readouterr().out == "a,b\r\n"
     assert asked == ["/usage?from=2026-11-01", "/usage?", "/usage?format=csv"]
+
+
+def test_what_a_newer_router_tells_has_columns_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {**TOLD, "usage": [{**row, **SINCE_THEN} for row in TOLD["usage"]]}
+    monkeypatch.setattr(Api, "get_json", lambda self, path: told)
+    print_usage(Api("http://127.0.0.1:1"), {}, as_json=False, as_csv=False)
+    assert capsys.readouterr().out.split()[7:].count("2,000") == 2
