@@ -45,8 +45,9 @@ class StoreWriter:
 
     def start(self, store: StoreTier) -> None:
         """Begin to write, now that there is a store."""
-        self._thread = threading.Thread(target=self._run, args=(store,), name="kv-store-writer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(store,), name="kv-store-writer", daemon=True)
+        thread.start()
+        self._thread = thread  # started: `close` may wait for it
 
     def offer(self, name: bytes) -> None:
         if not self.is_open or self._backoff.is_exhausted:
