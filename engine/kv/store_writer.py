@@ -21,7 +21,6 @@ _LAST_WRITE_S = 1.0
 
 class StoreWriter:
     def __init__(self, host: HostTier, what: str, clock: Callable[[], float]) -> None:
-        self.num_dropped = 0  # writes that found the queue full
         self._host = host
         self._backoff = ErrorBackoff(what, "written to", clock)
         self._condition = threading.Condition()
@@ -53,11 +52,9 @@ class StoreWriter:
         if not self.is_open or self._backoff.is_exhausted:
             return
         with self._condition:
-            if len(self._writes) >= _MAX_WRITES:
-                self.num_dropped += 1
-                return
-            self._writes.append(name)
-            self._condition.notify_all()
+            if len(self._writes) < _MAX_WRITES:
+                self._writes.append(name)
+                self._condition.notify_all()
 
     def forget(self, names: Sequence[bytes]) -> None:
         """Remove bad content: what is stored, waits to be written, or is being written now."""
