@@ -30,6 +30,7 @@ from runtime.output_processor import Delta, DivergedError, OutputProcessor, join
 from runtime.prompts import EncodedPrompt, encode
 from runtime.resumption import resumed
 from runtime.traffic import Traffic
+from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.credentials import Tenant
@@ -108,8 +109,10 @@ class Generator:
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
         if generation.usage.completion_tokens:  # else the prompt may not have been computed
-            kv_tokens, cached = self.models.registry.kv_tokens(model), generation.cached_tokens
-            self.traffic.computed(request.model, generation.usage.prompt_tokens, cached, request.prefixes, kv_tokens)
+            kv_tokens, counter = self.models.registry.kv_tokens(model), generation.counter
+            self.traffic.computed(
+                request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
+            )
 
 
 @contextmanager
@@ -144,16 +147,10 @@ class Generation:
     ) -> None:
         """`awaits_prompt_logprobs`: of these prompts, by number. `ends_with_prompt`: each choice ends, with nothing, at its first token."""
         self._prompts = [prompt.token_ids for prompt in prompts]
-        self.prompt_tokens = sum(map(len, self._prompts))
-        self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
+        self.counter = UsageCounter(prompts, len(processors), delivery)
         self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prompts)
         self._awaits_prompt_logprobs = awaits_prompt_logprobs
         self._ends_with_prompt = ends_with_prompt
-        self.cached_tokens = delivery.cached_tokens
-        self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
-        self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
-        self._num_drafted = self._num_accepted = self._device_us = 0
-        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
         self._measure = measure
         self._processors = processors
         self._sequences: dict[int, AsyncExitStack] = {}  # by choice
@@ -174,29 +171,15 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """A prompt counts once, however many choices it has; what was found cached is what its first choice found."""
-        completion_tokens = sum(processor.completion_tokens for processor in self._processors)
-        accepted, rejected = self._num_accepted, self._num_drafted - self._num_accepted
-        return Usage.of(
-            self.prompt_tokens,
-            completion_tokens,
-            self.cached_tokens,
-            self.reasoning_tokens,
-            accepted,
-            rejected,
-            self._image_tokens,
-        )
+        return self.counter.usage(*self._num_tokens())
 
     @property
-    def use(self) -> ResourceUse:
-        """What a router is told: tokens of the whole answer, and what this site has done for it."""
-        completion_tokens = sum(processor.completion_tokens for processor in self._processors)
-        tokens = (self.prompt_tokens, self.cached_tokens, completion_tokens, self.reasoning_tokens)
-        return ResourceUse(*tokens, self._num_drafted, self._num_accepted, self._device_us)
+    def resource_use(self) -> ResourceUse:
+        return self.counter.resource_use(*self._num_tokens())
 
     @property
-    def reasoning_tokens(self) -> int:
-        return sum(processor.reasoning_tokens for processor in self._processors)
+    def delivered_tokens(self) -> int:
+        return self.counter.delivered_tokens
 
     @property
     def stop_string(self) -> str | None:
@@ -217,6 +200,11 @@ class Generation:
 
     def _prompt_number(self, choice: int) -> int:
         return choice * len(self._prompts) // len(self._processors)
+
+    def _num_tokens(self) -> tuple[int, int]:
+        """Return the completion tokens of all choices, and how many of them are reasoning."""
+        processors = self._processors
+        return sum(each.completion_tokens for each in processors), sum(each.reasoning_tokens for each in processors)
 
     @property
     def is_finished(self) -> bool:
@@ -248,7 +236,7 @@ class Generation:
                     if delta.finish_reason is not None:
                         await self._sequences[choice].aclose()  # its stop string was found: the engine need not go on
                     self._measure.note_delta(choice)
-                    self._count_cached(choice)
+                    self.counter.count_cached(choice)
                     yield delta._replace(choice=choice)
                     shown_at = time.monotonic()
             if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
@@ -277,11 +265,7 @@ class Generation:
 
     def _push(self, choice: int, output: TokenOutput) -> None:
         number = self._prompt_number(choice)
-        if output.num_cached_tokens is not None:
-            self._found_cached.setdefault(choice, output.num_cached_tokens)
-        self._num_drafted += output.num_drafted
-        self._num_accepted += output.num_accepted
-        self._device_us += output.device_us
+        self.counter.add(choice, output)
         if output.prompt_logprobs is not None:
             # Behind the prompt there may be delivered tokens.
             self._prompt_logprobs[number] = output.prompt_logprobs[: len(self._prompts[number]) - 1]
@@ -293,13 +277,6 @@ class Generation:
         self._processors[choice].push(output)
         self._touched[choice] = None
         self._news.set()
-
-    def _count_cached(self, choice: int) -> None:
-        """Count, with a prompt's first delta, what was found cached of it: so a site that goes on knows by what was delivered what is counted."""
-        is_first = choice == 0 or self._prompt_number(choice - 1) != self._prompt_number(choice)
-        found = self._found_cached.pop(choice, 0)
-        if is_first and choice not in self._continued:
-            self.cached_tokens += found
 
     def _check_prompt_logprobs(self) -> None:
         if self._error is not None:

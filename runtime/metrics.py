@@ -109,10 +109,12 @@ class RequestMetrics:
 class Measured(Protocol):
     """An answer whose tokens are counted: a generation, or embeddings."""
 
-    delivered_tokens: int  # of the completion, those that another site made
-
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def delivered_tokens(self) -> int:
+        """Of the completion, those that another site made."""
 
     @property
     def finish_reason(self) -> str | None:

@@ -64,7 +64,7 @@ _TESTS = {
     "runtime/engines/model_state.py": "runtime/test_waking runtime/test_replicas",
     "runtime/engines/weights_tier.py": "runtime/test_weights_tier",
     "runtime/engines/wakes.py": "runtime/test_waking runtime/test_replicas",
-    "runtime/generation.py": "runtime/test_generation runtime/test_openai runtime/test_choices runtime/test_admission",
+    "runtime/generation.py": "runtime/test_openai runtime/test_choices runtime/test_admission",
     "runtime/router_context.py": "runtime/test_identity runtime/test_resumption runtime/test_queue_wait",
     "runtime/resumption.py": "runtime/test_resumption",
     "runtime/output_processor.py": "runtime/test_output_processor",

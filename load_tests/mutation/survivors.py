@@ -107,7 +107,7 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/generation.py",
-        "completion_tokens // request.n",
+        "completion_tokens // request.num_choices",
         "completion_tokens",
         "the average output counts all choices as one",
     ),

@@ -1,0 +1,53 @@
+"""What one answer has used: tokens of its prompts, what was found cached of them, drafts, and the device's time."""
+
+from engine.protocol import TokenOutput
+from runtime.prompts import EncodedPrompt
+from wire.chat import Usage
+from wire.continuation import Delivery
+from wire.usage import ResourceUse
+
+
+class UsageCounter:
+    """A prompt counts once, however many choices it has; what was found cached of it is what its first choice found."""
+
+    def __init__(self, prompts: list[EncodedPrompt], num_choices: int, delivery: Delivery) -> None:
+        """`delivery`: what another site has made of this answer, and counted."""
+        self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self.cached_tokens = delivery.cached_tokens
+        self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
+        self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
+        self._choices_per_prompt = num_choices // len(prompts)
+        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
+        self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
+        self._num_drafted = self._num_accepted = self._device_us = 0
+
+    def add(self, choice: int, output: TokenOutput) -> None:
+        if output.num_cached_tokens is not None:
+            self._found_cached.setdefault(choice, output.num_cached_tokens)
+        self._num_drafted += output.num_drafted
+        self._num_accepted += output.num_accepted
+        self._device_us += output.device_us
+
+    def count_cached(self, choice: int) -> None:
+        """Count, with a prompt's first delta, what was found cached of it: so a site that goes on knows by what was delivered what is counted."""
+        found = self._found_cached.pop(choice, 0)
+        if choice % self._choices_per_prompt == 0 and choice not in self._continued:
+            self.cached_tokens += found
+
+    def usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
+        """Return what a client is told."""
+        accepted, rejected = self._num_accepted, self._num_drafted - self._num_accepted
+        return Usage.of(
+            self.prompt_tokens,
+            completion_tokens,
+            self.cached_tokens,
+            reasoning_tokens,
+            accepted,
+            rejected,
+            self._image_tokens,
+        )
+
+    def resource_use(self, completion_tokens: int, reasoning_tokens: int) -> ResourceUse:
+        """Return what a router is told: tokens of the whole answer, and what this site has done for it."""
+        tokens = (self.prompt_tokens, self.cached_tokens, completion_tokens, reasoning_tokens)
+        return ResourceUse(*tokens, self._num_drafted, self._num_accepted, self._device_us)
