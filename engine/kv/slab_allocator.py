@@ -1,7 +1,7 @@
 """Moves slabs of the arena between models: leases that borrow, yield and reclaim, and reservations.
 
-Which slab goes is slab_policy.py's choice. Knows slab numbers and counts; refuses to know tensors, tokens and time. Models are opened and closed by
-the loader's thread, everything else happens in the host's: hence the lock.
+Which slab goes is slab_policy.py's choice; who has which stands in slab_map.py. Knows slab numbers and counts; refuses to know tensors, tokens and
+time. Models are opened and closed by the loader's thread, everything else happens in the host's: hence the lock.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from threading import RLock
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.lease import Lease, Reservation
+from engine.kv.slab_map import SlabMap
 from engine.kv.slab_policy import SlabPolicy
 from engine.kv.slabs import SlabGrid
 
@@ -25,76 +26,77 @@ class SlabAllocator:
         self.slab_bytes = slab_bytes
         self.arrivals = count()
         self._clear = clear
-        self._policy = SlabPolicy(num_slabs, slab_bytes)
+        self._map = SlabMap(num_slabs, slab_bytes)
+        self._policy = SlabPolicy(self._map)
         self._clock = count(1)
         self._lock = RLock()
 
     @property
     def num_free(self) -> int:
-        return len(self._policy.free_slabs())
+        return len(self._map.free_slabs())
 
     @property
     def num_lendable(self) -> int:
         """Slabs that are not reserved."""
-        return self._policy.num_lendable
+        return self._map.num_lendable
 
     @property
     def largest_run(self) -> int:
         """Slabs side by side that a reservation could have. One is left where models borrow."""
         with self._lock:
-            longest = max((len(run) for run in self._policy.unreserved_runs()), default=0)
-            return min(longest, self._policy.num_lendable - bool(self._policy.leases))
+            longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
+            return min(longest, self._map.num_lendable - bool(self._map.leases))
 
     def open(self, name: str, block_bytes: int) -> Lease:
         """Let a model borrow. Raises NoSlabsError."""
         grid = SlabGrid(self.num_slabs, self.slab_bytes, block_bytes)
         with self._lock:
-            if self._policy.num_lendable == 0:
+            if self._map.num_lendable == 0:
                 raise NoSlabsError("nothing of it is left to borrow")
             if not grid.fits:
                 raise NoSlabsError(
                     f"one block takes {block_bytes} bytes, more than half of a slab ({self.slab_bytes} bytes)"
                 )
             lease = Lease(self, name, grid)
-            self._policy.leases.append(lease)
+            self._map.leases.append(lease)
             self._set_limits()
         return lease
 
     def reserve(self, name: str, num_slabs: int) -> Reservation:
         """Give a model a run of slabs of its own. Raises NoSlabsError."""
-        policy = self._policy
+        slabs = self._map
         with self._lock:
             if num_slabs > self.largest_run:
                 raise NoSlabsError(f"{num_slabs} slabs side by side are wanted, {self.largest_run} can be had")
-            reservation = Reservation(self, name, policy.place_for(num_slabs))
+            reservation = Reservation(self, name, self._policy.place_for(num_slabs))
             for slab in reservation.slabs:
-                policy.reserved.add(slab)
-                if policy.owners[slab] is None:
-                    policy.owners[slab] = reservation
+                slabs.reserved.add(slab)
+                if slabs.owners[slab] is None:
+                    slabs.owners[slab] = reservation
                 else:
-                    policy.recalled[slab] = reservation
+                    slabs.recalled[slab] = reservation
             self._set_limits()
         return reservation
 
     def close(self, lease: Lease) -> None:
         with self._lock:
             self.release_all(lease)
-            self._policy.leases.remove(lease)
+            self._map.leases.remove(lease)
 
     def end(self, reservation: Reservation) -> None:
         with self._lock:
             for slab in reservation.slabs:
-                self._policy.reserved.remove(slab)
-                if self._policy.recalled.pop(slab, None) is None:
+                self._map.reserved.remove(slab)
+                if self._map.recalled.pop(slab, None) is None:
                     self._move(slab, None)
             self._set_limits()
 
     def collect(self, reservation: Reservation) -> bool:
         """Take the reservation's slabs that are no longer held. True once it has all of them."""
-        recalled = self._policy.recalled
+        recalled = self._map.recalled
         with self._lock:
             for slab in [slab for slab, caller in recalled.items() if caller is reservation]:
-                owner = self._policy.owners[slab]
+                owner = self._map.owners[slab]
                 assert isinstance(owner, Lease), "only what a model borrows is recalled"
                 if not owner.pool.is_held(owner.grid.blocks_in(slab)):
                     self._move(slab, reservation)
@@ -105,15 +107,15 @@ class SlabAllocator:
         with self._lock:
             lease.pool = BlockPool(0, lease.grid.capacity)
             for slab in list(lease.slabs):
-                self._move(slab, self._policy.recalled.get(slab))
+                self._move(slab, self._map.recalled.get(slab))
 
     def begin_schedule(self, lease: Lease) -> None:
         """Hand over what other models are due, before the lease's model schedules."""
         lease.is_refused = False
         lease.last_used = next(self._clock)
         lease.num_short = 0
-        recalled = self._policy.recalled
-        if not recalled and len(self._policy.leases) < 2:
+        recalled = self._map.recalled
+        if not recalled and len(self._map.leases) < 2:
             return
         with self._lock:
             for slab in sorted(lease.slabs & recalled.keys()):
@@ -143,20 +145,13 @@ class SlabAllocator:
 
     def num_within_reach(self, lease: Lease) -> int:
         """Return how many blocks the model could have now."""
-        if not any(other.slabs for other in self._policy.leases if other is not lease):
+        if not any(other.slabs for other in self._map.leases if other is not lease):
             return max(lease.max_blocks, lease.pool.num_blocks)
         with self._lock:
             return self._policy.num_within_reach(lease)
 
     def assert_consistent(self) -> None:
-        policy = self._policy
-        for slab, owner in enumerate(policy.owners):
-            assert (slab in policy.reserved) == (isinstance(owner, Reservation) or slab in policy.recalled)
-            assert all((slab in lease.slabs) == (owner is lease) for lease in policy.leases)
-            assert slab not in policy.recalled or isinstance(owner, Lease)
-        for lease in policy.leases:
-            lease.pool.assert_consistent()
-            assert lease.pool.num_blocks == lease.grid.num_blocks(lease.slabs)
+        self._map.assert_consistent()
 
     def _yield_slab(self, lease: Lease, claimant: Lease) -> bool:
         """Move one slab, if sequences must be preempted for it. False if nothing helps."""
@@ -170,18 +165,18 @@ class SlabAllocator:
 
     def _move(self, slab: int, to: Lease | Reservation | None) -> int:
         """Hand over a slab, emptied, and return how many blocks that brings."""
-        policy = self._policy
+        slabs = self._map
         with self._lock:
-            owner = policy.owners[slab]
+            owner = slabs.owners[slab]
             if isinstance(owner, Lease):
                 owner.lose(slab)
             if owner is not None:
                 self._clear(slab)
-            policy.recalled.pop(slab, None)
-            policy.owners[slab] = to
+            slabs.recalled.pop(slab, None)
+            slabs.owners[slab] = to
             return to.gain(slab) if isinstance(to, Lease) else 0
 
     def _set_limits(self) -> None:
-        lendable = set(range(self.num_slabs)) - self._policy.reserved
-        for lease in self._policy.leases:
+        lendable = set(range(self.num_slabs)) - self._map.reserved
+        for lease in self._map.leases:
             lease.max_blocks = lease.grid.num_blocks(lendable)

@@ -6,46 +6,22 @@ all of those are held by sequences, it *reclaims*: from a model above its share 
 of the whole host and runs alone, from any. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its
 share when it has work, and the oldest sequence of the host always advances, be it as long as the arena: every sequence ends.
 
-Knows leases and counts; moves nothing (slab_allocator.py).
+Reads the map of slabs (slab_map.py); moves nothing (slab_allocator.py).
 """
 
-from collections.abc import Iterable
-
-from engine.kv.lease import Lease, Reservation
+from engine.kv.lease import Lease
+from engine.kv.slab_map import SlabMap
 
 
 class SlabPolicy:
-    def __init__(self, num_slabs: int, slab_bytes: int) -> None:
-        self.num_slabs = num_slabs
-        self.slab_bytes = slab_bytes
-        self.owners: list[Lease | Reservation | None] = [None] * num_slabs
-        self.recalled: dict[int, Reservation] = {}  # slabs that their owner must leave for a reservation
-        self.reserved: set[int] = set()  # these, and those that reservations have
-        self.leases: list[Lease] = []
-
-    @property
-    def num_lendable(self) -> int:
-        return self.num_slabs - len(self.reserved)
-
-    @property
-    def busy(self) -> list[Lease]:
-        return [lease for lease in self.leases if lease.is_busy]
-
-    def free_slabs(self) -> list[int]:
-        return [slab for slab, owner in enumerate(self.owners) if owner is None]
-
-    def unreserved_runs(self) -> Iterable[range]:
-        start = 0
-        for end in [*sorted(self.reserved), self.num_slabs]:
-            if end > start:
-                yield range(start, end)
-            start = end + 1
+    def __init__(self, slabs: SlabMap) -> None:
+        self._map = slabs
 
     def slab_for(self, lease: Lease) -> int | None:
         """Choose a slab that the model may have without disturbing any sequence."""
-        if free := self.free_slabs():
+        if free := self._map.free_slabs():
             return min(free, key=lambda slab: (-len(lease.grid.completed_by(slab, lease.slabs)), slab))
-        others = [a for a in self.leases if a is not lease and a.slabs]
+        others = [a for a in self._map.leases if a is not lease and a.slabs]
         for other in sorted((a for a in others if not a.is_busy), key=lambda a: a.last_used):
             if (slab := self.cheapest(other, lease)) is not None:
                 return slab
@@ -60,7 +36,7 @@ class SlabPolicy:
 
     def cheapest(self, owner: Lease, taker: Lease) -> int | None:
         """Choose, of the owner's unheld slabs, the one with the fewest cached blocks; of equals the one that brings most."""
-        slabs = owner.unheld(self.recalled)
+        slabs = owner.unheld(self._map.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
             cached = owner.pool.num_cached(owner.grid.blocks_in(slab))
@@ -70,7 +46,7 @@ class SlabPolicy:
 
     def borrower(self, claimant: Lease) -> Lease | None:
         """Choose the model that must yield to one that found nothing to borrow."""
-        others = [a for a in self.busy if a is not claimant and a.slabs - self.recalled.keys()]
+        others = [a for a in self._map.busy if a is not claimant and a.slabs - self._map.recalled.keys()]
         share = self._share(claimant)
         if len(claimant.slabs) < share:
             above = [a for a in others if len(a.slabs) > share and self._can_yield(a)]
@@ -82,14 +58,14 @@ class SlabPolicy:
 
     def claimant_on(self, lease: Lease) -> Lease | None:
         """Choose the model that this one must yield to."""
-        claimants = [a for a in self.busy if a.num_short > 0 and self.borrower(a) is lease]
+        claimants = [a for a in self._map.busy if a.num_short > 0 and self.borrower(a) is lease]
         return min(claimants, key=lambda a: len(a.slabs)) if claimants else None
 
     def senior(self) -> Lease | None:
         """Return the model with the oldest sequence."""
         oldest = [
             (oldest.arrival, lease)
-            for lease in self.busy
+            for lease in self._map.busy
             if lease.user is not None and (oldest := lease.user.oldest()) is not None
         ]
         return min(oldest, key=lambda pair: pair[0])[1] if oldest else None
@@ -97,32 +73,32 @@ class SlabPolicy:
     def num_within_reach(self, lease: Lease) -> int:
         """Count the blocks that the model could have now: its own, those it could borrow, and those of its share at least."""
         share = self._share(lease)
-        reach = lease.slabs | set(self.free_slabs())
-        for other in self.leases:
+        reach = lease.slabs | set(self._map.free_slabs())
+        for other in self._map.leases:
             if other is not lease:
-                unheld = other.unheld(self.recalled)
+                unheld = other.unheld(self._map.recalled)
                 reach.update(unheld if not other.is_busy else unheld[: max(0, len(other.slabs) - share)])
-        reclaimable = max(0, share - len(reach)) * (self.slab_bytes // lease.grid.block_bytes)
+        reclaimable = max(0, share - len(reach)) * (self._map.slab_bytes // lease.grid.block_bytes)
         return max(min(lease.grid.num_blocks(reach) + reclaimable, lease.max_blocks), lease.pool.num_blocks)
 
     def place_for(self, num_slabs: int) -> range:
         """Choose the run to reserve that disturbs others least, as far up as possible: models borrow from below."""
-        starts = [i for run in self.unreserved_runs() for i in range(run.start, run.stop - num_slabs + 1)]
-        first = min(starts, key=lambda i: (num_slabs - self.owners[i : i + num_slabs].count(None), -i))
+        starts = [i for run in self._map.unreserved_runs() for i in range(run.start, run.stop - num_slabs + 1)]
+        first = min(starts, key=lambda i: (num_slabs - self._map.owners[i : i + num_slabs].count(None), -i))
         return range(first, first + num_slabs)
 
     def _share(self, lease: Lease) -> int:
         """Count the slabs that each model with work has a right to."""
-        return self.num_lendable // len({lease, *self.busy})
+        return self._map.num_lendable // len({lease, *self._map.busy})
 
     def _can_yield(self, lease: Lease) -> bool:
         pinned, needed = self._pinned(lease)
-        return len(lease.slabs - pinned - self.recalled.keys()) > needed
+        return len(lease.slabs - pinned - self._map.recalled.keys()) > needed
 
     def _pinned(self, lease: Lease) -> tuple[set[int], int]:
         """Return the senior model's slabs in which its oldest sequence lies, and how many more it will need."""
         oldest = lease.user.oldest() if lease.user is not None and self.senior() is lease else None
         if oldest is None:
             return set(), 0
-        per_slab = max(1, self.slab_bytes // lease.grid.block_bytes - 1)
+        per_slab = max(1, self._map.slab_bytes // lease.grid.block_bytes - 1)
         return lease.grid.slabs_of(oldest.blocks), -(-oldest.num_missing // per_slab)
