@@ -149,7 +149,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         NonNegative, Meta(description="of each model's adapters, kept in host memory for their next use")
     ] = 1.0
     max_waiting: Annotated[Count, Meta(description="sequences waiting, beyond which requests are refused")] = 1024
-    start_timeout_s: Annotated[Positive, Meta(description="a host that has not answered by then is restarted")] = 60.0
+    start_timeout_s: Annotated[Positive, Meta(description="a host that could load no model by then is restarted")] = 60.0
     step_deadline_s: Annotated[Positive, Meta(description="a host with work and no step for so long is restarted")] = (
         30.0
     )

@@ -182,12 +182,13 @@ class DeviceHost:
 
 
 class ProgressWatch:
-    """Whether a host that has work takes steps inside its deadline, or, before it has said anything, answers at all: liveness is token progress."""
+    """Whether a host that has work takes steps inside its deadline, or, before it is ready, becomes so: liveness is token progress."""
 
     def __init__(self, start_timeout_s: float, step_deadline_s: float) -> None:
         self._start_timeout_s = start_timeout_s
         self._step_deadline_s = step_deadline_s
         self.has_spoken = False  # the present host has sent something
+        self._is_ready = False  # and could load a model: before, it imports, and its heart beats
         self._work = 0  # sequences and loads under way
         self._progress_at = 0.0
         self._last_step = -1
@@ -204,7 +205,7 @@ class ProgressWatch:
 
     def begin(self) -> None:
         """Watch another host."""
-        self.has_spoken, self._last_step = False, -1
+        self.has_spoken, self._is_ready, self._last_step = False, False, -1
         self._idle_since = self._progress_at = time.monotonic()
 
     def end(self) -> None:
@@ -227,9 +228,14 @@ class ProgressWatch:
         """Bytes of a load are progress too: large models take longer than a step may."""
         self._progress_at = time.monotonic()
 
+    def note_ready(self) -> None:
+        """Note that the host has made itself ready: from here it has a step's time."""
+        self._is_ready, self._progress_at = True, time.monotonic()
+
     def note_step(self, step: StepOutput) -> bool:
         """Return whether the host has answered a request: errors are no progress."""
         self.has_spoken = True
+        self._is_ready = self._is_ready or step.step > 0  # a bootstrap program steps while its host is made ready
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
@@ -240,9 +246,9 @@ class ProgressWatch:
         if not self._work:
             return None
         silent_s = time.monotonic() - self._progress_at
-        if not self.has_spoken:
+        if not self._is_ready:
             late = silent_s > self._start_timeout_s
-            return f"the engine host did not answer within {self._start_timeout_s:g} s" if late else None
+            return f"the engine host was not ready within {self._start_timeout_s:g} s" if late else None
         late = silent_s > self._step_deadline_s
         return f"the engine host has work and took no step for {self._step_deadline_s:g} s" if late else None
 

@@ -1,6 +1,6 @@
 """Keeps one device's engine host alive: starts it, watches it, replaces it.
 
-A host that has exited, that never answered, or that has work and takes no step inside its deadline is killed; every sequence open on it fails at once
+A host that has exited, that was never ready, or that has work and takes no step inside its deadline is killed; every sequence open on it fails at once
 (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py knows
 both). Refuses to know models and requests; how a host is started is its launcher's business.
 """
@@ -103,6 +103,7 @@ class Supervisor:
         """`launched_at`: of a host whose start requests wait for."""
         with suppress(EngineError):  # it died: `_until_dead` knows
             self.device_host.ready = ready = await host.client.hello()
+            self.device_host.progress.note_ready()
             if launched_at is not None:
                 phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]
                 began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start

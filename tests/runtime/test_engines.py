@@ -170,11 +170,11 @@ async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:
         assert len(site.launcher.hosts) == 1
 
 
-async def test_a_host_that_never_answers_is_replaced(make_site: SiteMaker) -> None:
-    gates = [asyncio.Event()]  # the first host hangs for ever in its first load
+async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> None:
+    gates = [asyncio.Event()]  # the first host hangs for ever while it makes itself ready
 
     def prepare(client: FakeEngineClient) -> None:
-        client.load_gate = gates.pop() if gates else None
+        client.hello_gate = client.load_gate = gates.pop() if gates else None
 
     async with make_site(launcher=FakeLauncher(prepare), engine={"start_timeout_s": 0.2}) as site:
         assert len(site.launcher.hosts) == 2

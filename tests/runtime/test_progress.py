@@ -35,13 +35,24 @@ def test_a_host_without_work_is_never_stuck(watch: ProgressWatch, clock: Clock) 
     assert watch.why_stuck() is None
 
 
-def test_one_that_has_said_nothing_yet_has_longer_than_one_that_has(watch: ProgressWatch, clock: Clock) -> None:
+def test_one_that_is_not_ready_yet_has_longer_than_one_that_is(watch: ProgressWatch, clock: Clock) -> None:
     with watch.expected():
-        clock.now += 30.0
+        clock.now += 3.0
+        watch.note_step(frame(0))  # its heart beats while it imports
+        clock.now += 29.9
+        assert watch.why_stuck() is None
+        clock.now += 0.2
+        assert watch.why_stuck() == "the engine host was not ready within 30 s"
+        watch.note_ready()
+        clock.now += 5.0
         assert watch.why_stuck() is None
         clock.now += 0.1
-        assert watch.why_stuck() == "the engine host did not answer within 30 s"
-        watch.note_step(frame(0))
+        assert watch.why_stuck() == "the engine host has work and took no step for 5 s"
+
+
+def test_one_that_steps_while_it_is_made_ready_has_a_steps_time(watch: ProgressWatch, clock: Clock) -> None:
+    with watch.expected():
+        watch.note_step(frame(1))
         clock.now += 5.1
         assert watch.why_stuck() == "the engine host has work and took no step for 5 s"
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.kv.tiers import TRANSFER_TIMEOUT_S
+from engine.struct import replace
 from tests.engine.driver import Heard, submit
 from tests.engine.fake_runner import FakeRunner, fake_engine
 from tests.engine.fake_tiers import FakeTiers
@@ -152,3 +153,25 @@ def test_an_aborted_sequence_that_gave_up_is_forgotten() -> None:
     assert len(engine.scheduler._connector._gave_up) == 1
     engine.abort("b")
     assert not engine.scheduler._connector._gave_up
+
+
+def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
+    engine, tiers, runner = stuck_engine(Clock())
+    engine.submit(replace(submit("hands over", [*PROMPT, 7], max_tokens=1), hands_over=True))
+    engine.step()
+    (fetch,) = tiers.open
+    tiers.pays = lambda names, num_tokens: False  # type: ignore[method-assign]
+    engine.submit(submit("computes the same", [*PROMPT, 8], max_tokens=9))
+    engine.step()
+    fetch.polls = 1
+    assert fetch.is_done
+    tiers.host.clear()  # whose blocks have given way since they were copied
+    engine.step()
+    assert {output.sequence_id for output in engine.take_outputs() if output.finish_reason} == {"hands over"}
+    assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), "its twins went without a word to the tiers"
+    engine.submit(submit("overwrites half of one", [500, 501], max_tokens=1))
+    engine.step()
+    assert runner.slots[0] == (500,)
+    engine.tiers.begin_stores(everything=True)
+    chain = [tuple(PROMPT[: i + 1]) for i in range(len(PROMPT))]
+    assert sorted(tiers.host.values()) == [chain[i : i + 4] for i in range(0, len(chain), 4)]
