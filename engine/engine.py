@@ -257,12 +257,12 @@ class Engine:
             (pool.num_available, pool.num_blocks) if self._lease is None else self._lease.capacity()
         )  # of one group each
         num_groups = len(self._limits.windows)
-        handed_over = self.tiers.handed_over_blocks_per_s * self._limits.block_size / num_groups
+        block_tokens = self._limits.block_size / num_groups
         capacity = Capacity(free // num_groups, total // num_groups)
         drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
-        lost, adapter_loads = self.tiers.num_lost, self._adapters.num_loads
         images = (0, 0) if self._images is None else (self._images.num_encoded, self._images.num_found)
-        return self._stats.load(self.scheduler, capacity, lost, handed_over, drafts, adapter_loads, images)
+        tiers = self.tiers.load()
+        return self._stats.load(self.scheduler, capacity, tiers, block_tokens, drafts, self._adapters.num_loads, images)
 
     def _new_scheduler(self) -> Scheduler:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""

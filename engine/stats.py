@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.kv.lease import Capacity
+from engine.kv.tiers import TierLoad
 from engine.protocol import DraftCounts, ModelLoad
 from engine.rates import Rates
 
@@ -26,13 +27,13 @@ class EngineStats:
         self,
         scheduler: "Scheduler",
         capacity: Capacity,
-        tier_losses: int,
-        handed_over: float,
+        tiers: TierLoad,
+        block_tokens: float,
         drafts: DraftCounts,
         adapter_loads: int,
         images: tuple[int, int],
     ) -> ModelLoad:
-        """`images`: that were encoded, and that were found so."""
+        """`block_tokens`: of a token, a block has so many in all groups; `images`: that were encoded, and that were found so."""
         counts = self._ended + scheduler.counts
         return ModelLoad(
             running=len(scheduler.running),
@@ -41,12 +42,15 @@ class EngineStats:
             free_blocks=capacity.free_blocks,
             total_blocks=capacity.total_blocks,
             **counts.by_name(),
-            tier_losses=tier_losses,
+            tier_losses=tiers.num_lost,
+            pinned_blocks=tiers.num_pinned,
+            store=tiers.store,
+            store_tokens_per_s=tiers.store_blocks_per_s * block_tokens,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
             decode_tokens_per_s=self.rates.decode_tokens_per_s,
-            handed_over_tokens_per_s=handed_over,
+            handed_over_tokens_per_s=tiers.handed_over_blocks_per_s * block_tokens,
             drafts=drafts,
             adapter_loads=adapter_loads,
             image_encodes=images[0],

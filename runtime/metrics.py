@@ -311,6 +311,7 @@ _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = 
     (_COUNTER, "pilotlight_kv_disk_tier_hits", "Of these, on disk", lambda load: load.prefix_disk_hits),
     (_COUNTER, "pilotlight_kv_store_hits", "And in the cluster's store", lambda load: load.prefix_store_hits),
     (_COUNTER, "pilotlight_kv_peer_hits", "And fetched from another host", lambda load: load.prefix_peer_hits),
+    (_GAUGE, "pilotlight_kv_pinned_blocks", "Blocks in host memory, of all models, that are kept for a transfer", lambda load: load.pinned_blocks),
     (_COUNTER, "pilotlight_kv_tier_losses", "Prompts for which a tier had lost or damaged a block", lambda load: load.tier_losses),
     (_COUNTER, "pilotlight_adapter_loads", "Adapters put into slots of the device", lambda load: load.adapter_loads),
     (_COUNTER, "pilotlight_image_encodes", "Images that an encoder has computed", lambda load: load.image_encodes),

@@ -43,6 +43,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
     prompt_tokens: int = 0  # of prompts that were computed or found, since the site's start (counter)
     cached_tokens: int = 0  # of these, found in the prefix cache (counter)
+    kv_store: str = ""  # the KV store behind its prefix cache, by the name that all its members know; "": none answers
+    kv_store_tokens_per_s: float = 0.0  # of prompts that are read from there; 0: not measured yet
     prefixes: bytes = b""  # digest of what its prefix cache holds (wire/prefixes.py)
     prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
 
@@ -55,6 +57,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     site: str | None = None
     url: str | None = None
     device: str | None = None  # an engine host's
+    computes: Literal["prefill", "decode", "both"] | None = None  # an engine host's role at present
 
 
 class FunctionStatus(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ everybody else loses: those who come behind and wait for this prefill, and those
 again. It counts for less the larger it is, and never for more than `most`: a long prompt owes minutes, and would else be sent to the slowest site for
 it. So for others' sake a client waits at most toll_share times longer than at the site that would answer it first.
 
+What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
+
 Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal sites:
 among equals the home wins, then rendezvous hashing.
 
@@ -16,7 +18,7 @@ What was published is a second old when it is used, and other routers have used 
 a site that has a longer one declines at once, says how long it is, and the request is ranked anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from operator import itemgetter
@@ -84,8 +86,9 @@ class CostPolicy:
         most_cached, network_load = max(cached, default=0), _network_load(models)
         holders = sum([2 * held >= most_cached for held in cached])
         repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
+        stored = _stored_tokens(models, cached)
         priced = [
-            self.price(request, backend, model, held, most_cached, repeat_weight)
+            self.price(request, backend, model, held, most_cached, repeat_weight, _readable(model, held, stored))
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
         if len(priced) == 1:
@@ -125,16 +128,20 @@ class CostPolicy:
         cached: int,
         most_cached: int,
         repeat_weight: float,
+        readable: int,
     ) -> Priced:
-        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does; `repeat_weight`: how many
-        times the prefill of tokens that another site holds is lost to others."""
+        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does, `readable`: that it
+        could read from its KV store besides; `repeat_weight`: how many times the prefill of tokens that another site holds is lost to others."""
         believed, status = self.assumptions, backend.status
         # It changes slowly: a stale rate is better than a guess.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
         ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
         rtt_ms = _rtt_ms(request, backend)
-        prefill_ms = queue_ms = wake_ms = step_ms = doubt_ms = toll_ms = 0.0
+        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = toll_ms = 0.0
         if request.model is not None and (model is not None or status is None):
+            if model is not None and readable and model.kv_store_tokens_per_s > 1000 / ms_per_token:
+                read_ms = readable * 1000 / model.kv_store_tokens_per_s
+                cached += readable
             prefill_ms = (request.prompt_tokens - cached) * ms_per_token
             toll_ms = repeat_weight * max(0, most_cached - cached) * ms_per_token
             if model is not None:
@@ -155,14 +162,14 @@ class CostPolicy:
         terms = {
             "rtt": rtt_ms,
             "queue_ahead": queue_ms,
-            "prefill": prefill_ms,
+            "prefill": prefill_ms + read_ms,
             "wake": wake_ms,
             "decode_step": step_ms,
             "full": full_ms,
             "doubt": doubt_ms,
             "lateness": backend.lateness_ms,
         }
-        cost_ms = rtt_ms + queue_ms + prefill_ms + wake_ms + step_ms + full_ms + doubt_ms + backend.lateness_ms
+        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + backend.lateness_ms
         return Priced(cost_ms, toll_ms, backend, terms)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
@@ -237,6 +244,21 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
             arriving += min(model.arriving_tokens_per_s, model.prefill_tokens_per_s)
             able += model.prefill_tokens_per_s
     return arriving / able if able else 0.0
+
+
+def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:
+    """Return the tokens of the prompt that each KV store holds: as many as any site that shares it, for what they compute they write there."""
+    stored: dict[str, int] = {}
+    for model, held in zip(models, cached, strict=True):
+        if held and model is not None and model.kv_store:
+            stored[model.kv_store] = max(held, stored.get(model.kv_store, 0))
+    return stored
+
+
+def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
+    """Return how many tokens of the prompt a site could read from its store. They are priced at what it was measured to read them; a site that has
+    not read any is given none."""
+    return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
 
 
 def _best_first(scored: Scored) -> tuple[float, str]:

@@ -79,6 +79,12 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._slots)
 
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are being filled, or kept as they are for somebody."""
+        with self._lock:
+            return len(self._slots) - len(self._order)
+
     def __contains__(self, block_hash: bytes) -> bool:
         slot = self._slots.get(block_hash)
         return slot is not None and slot.is_written

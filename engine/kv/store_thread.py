@@ -5,6 +5,7 @@ were found; refuses to know how the store keeps blocks (store_tier.py), and what
 """
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _MAX_FOUND = 1 << 16  # names, of 100 bytes or so
 _LAST_JOB_S = 1.0
 _RETRY_S = 1.0  # to become a member
+_IDENTITY_S = 60.0  # a master that came back empty has another store's name
 
 
 class StoreLookup:
@@ -58,6 +60,8 @@ class StoreThread:
     ) -> None:
         """`disk`: nearer than the store; a chain may lie in both."""
         self.rate = TransferRate()
+        self.identity = ""  # the store's own name; "": it has not said it
+        self._identity_at = -math.inf  # when it was asked for that last
         self.writer = StoreWriter(host, f"the KV store of {master}", clock)
         self._host = host
         self._disk = disk
@@ -172,6 +176,9 @@ class StoreThread:
                 self._found.popitem(last=False)
         finally:
             lookup.is_done = True
+        if self._clock() - self._identity_at > _IDENTITY_S:
+            self._identity_at = self._clock()
+            self.identity = store.identity()
 
     def _read(self, store: StoreTier, read: StoreRead) -> None:
         started = self._clock()

@@ -8,6 +8,7 @@ between machines whose network is theirs alone. Refuses to know who waits, and w
 import ctypes
 import logging
 import os
+import secrets
 import socket
 import struct
 import subprocess
@@ -24,6 +25,7 @@ BATCH_BYTES = 8 << 20  # in one call: what a sequence that is cancelled may stil
 _HEADER = struct.Struct("<8sI32sQ")  # magic, checksum of the block, its name, its bytes
 _MAGIC = b"PLkvblk1"
 _KEY = "pilotlight/"
+_IDENTITY = _KEY + "identity"
 _NO_SUCH_KEY, _LARGER_THAN_ASKED = -704, -600
 _ANSWER_S = 10.0  # for a master, with the second that importing the package takes on a busy machine
 _PACKAGE_BUFFER_BYTES = 16 << 20  # the least that the package allows for what has no buffer of ours
@@ -48,6 +50,13 @@ class StoreTier:
         self._store = open_member(master, own_address(master), segment_bytes=0)
         self._reads = _Buffer(self._store)
         self._writes = _Buffer(self._store)
+
+    def identity(self) -> str:
+        """Return the name of the store itself, whichever address it is reached by: what its first member put there, since what is put first stays.
+        "": it is full, and has none. A store that lost its content has another one."""
+        self._store.put(_IDENTITY, secrets.token_hex(8).encode())
+        found: bytes = self._store.get(_IDENTITY)
+        return found.decode("ascii", "replace") if len(found) == 16 else ""
 
     def find(self, names: Sequence[bytes]) -> list[bytes]:
         """Return those of the names that are stored, as far as the master knows: it forgets a lost member after some seconds."""

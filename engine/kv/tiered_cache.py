@@ -16,7 +16,7 @@ from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.store_thread import StoreLookup, StoreThread
 from engine.kv.tier_read import TierRead
-from engine.kv.tiers import Tier, Transfer
+from engine.kv.tiers import Tier, TierLoad, Transfer
 from engine.protocol import BlockSource
 
 if TYPE_CHECKING:
@@ -55,20 +55,22 @@ class TieredCache:
         return sum(map(len, self._pins.values()))
 
     @property
-    def num_lost(self) -> int:
-        return self.mover.num_lost + self._num_lost_reads
-
-    @property
     def num_heard(self) -> int:
         return self._peers.reader.num_heard if self._peers is not None else 0
 
     @property
-    def handed_over_blocks_per_s(self) -> float:
-        return self._peers.server.rate.bytes_per_s / self._block_bytes if self._peers is not None else 0.0
-
-    @property
     def has_store(self) -> bool:
         return self._store is not None
+
+    def load(self) -> TierLoad:
+        peers, store = self._peers, self._store
+        return TierLoad(
+            self.mover.num_lost + self._num_lost_reads,
+            self._host.num_pinned,
+            peers.server.rate.bytes_per_s / self._block_bytes if peers is not None else 0.0,
+            store.identity if store is not None and store.is_usable else "",
+            store.rate.bytes_per_s / self._block_bytes if store is not None else 0.0,
+        )
 
     def note_prefill_rate(self, tokens_per_s: float) -> None:
         self._prefill_tokens_per_s = tokens_per_s

@@ -5,7 +5,7 @@ named by the hashes of prefix_index.py; `owner` is whatever a pin is taken for.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.protocol import BlockSource
 
@@ -13,6 +13,16 @@ TRANSFER_TIMEOUT_S = 5.0  # for which a sequence waits for one; then it computes
 LOOKUP_TIMEOUT_S = 1.0  # for which it waits to hear what the store has
 
 Tier = Literal["host", "disk", "store"]
+
+
+class TierLoad(NamedTuple):
+    """The state of an engine's tiers."""
+
+    num_lost: int = 0  # chains that a tier could not give back as they were (counter)
+    num_pinned: int = 0  # blocks of the host tier, of all models, that are kept for who reads or waits
+    handed_over_blocks_per_s: float = 0.0  # at which other hosts fetch this model's blocks; 0: not measured yet
+    store: str = ""  # the name that the store's members know it by; "": there is none, or it has not answered
+    store_blocks_per_s: float = 0.0  # at which blocks are read from it; 0: not measured yet
 
 
 class Transfer(Protocol):
@@ -149,16 +159,11 @@ class NoTiers:
         pass
 
     @property
-    def num_lost(self) -> int:
-        return 0
-
-    @property
     def num_heard(self) -> int:
         return 0
 
-    @property
-    def handed_over_blocks_per_s(self) -> float:
-        return 0.0
+    def load(self) -> TierLoad:
+        return TierLoad()
 
 
 class EngineTiers(Tiers, Protocol):
@@ -180,13 +185,7 @@ class EngineTiers(Tiers, Protocol):
         """End: afterwards nothing touches the device's blocks."""
 
     @property
-    def num_lost(self) -> int:
-        """Blocks that a tier could not give back as they were (counter)."""
-
-    @property
     def num_heard(self) -> int:
         """Messages of hosts that compute for this one: progress, which its sequences wait for (counter)."""
 
-    @property
-    def handed_over_blocks_per_s(self) -> float:
-        """The rate at which other hosts fetch this model's blocks; 0: not measured yet."""
+    def load(self) -> TierLoad: ...

@@ -218,6 +218,8 @@ class ModelState:
             kv_blocks_total=sum(load.total_blocks for load in loads),
             prefill_tokens_per_s=_mean([load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s]),
             decode_tokens_per_s=_mean([load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s]),
+            kv_store=next((load.store for load in loads if load.store), ""),
+            kv_store_tokens_per_s=_mean([load.store_tokens_per_s for load in loads if load.store_tokens_per_s]),
             wake_ms=history.last_ms if awake else asleep_ms,
             detail=self.detail or self.flaw or "",
             weights_bytes=self.num_bytes,

@@ -29,13 +29,21 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
     rtt = site.rtt_ms
     if request.client is not None:
         rtt = seed_rtt_ms(request.client, site.place) + max(0.0, site.rtt_ms - site.seed_rtt_ms)
-    prefill = queue = wake = step = doubt = toll = 0.0
+    prefill = reading = queue = wake = step = doubt = toll = 0.0
     if request.model is not None and (model is not None or status is None):
         cached = site.cached_tokens(request)
         most = max(other.cached_tokens(request) for other in others)
-        prefill = (request.prompt_tokens - cached) * ms
         holders = sum(2 * other.cached_tokens(request) >= most for other in others)
         weight = _network_load(request, others) * believed.repeat_weight / (holders * holders)
+        if model is not None and model.kv_store and model.kv_store_tokens_per_s > 1000 / ms:
+            stored = [
+                other.cached_tokens(request)
+                for other in others
+                if (same := other.model(request.model)) is not None and same.kv_store == model.kv_store
+            ]
+            read = max(stored, default=cached) - cached
+            reading, cached = read * 1000 / model.kv_store_tokens_per_s, cached + read
+        prefill = (request.prompt_tokens - cached) * ms
         toll = weight * max(0, most - cached) * ms
         queue = max(site.pending_tokens, site.unanswered_tokens) * ms
         if model is not None:
@@ -61,8 +69,8 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
     elif not site.status_is_fresh:
         doubt = believed.unsaid_ms
     full = believed.full_ms if _occupancy(site) >= 1 else 0.0
-    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill, wake=wake, decode_step=step, full=full, doubt=doubt)
-    return toll, {**terms, "lateness": site.lateness_ms}
+    terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill + reading, wake=wake, decode_step=step, full=full)
+    return toll, {**terms, "doubt": doubt, "lateness": site.lateness_ms}
 
 
 def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:

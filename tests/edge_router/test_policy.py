@@ -71,6 +71,33 @@ def test_cached_tokens_are_not_prefilled_at_home_and_only_there() -> None:
     assert term(at_home, view("iad1"), "prefill") == pytest.approx(500.0)
 
 
+def at(store: str, queued_tokens: int = 0, rate: float = 20_000.0) -> dict[str, object]:
+    """Return the status of a model whose site reads from a store."""
+    return {"queued_tokens": queued_tokens, "kv_store": store, "kv_store_tokens_per_s": rate}
+
+
+def prefills(*backends: BackendView) -> dict[str, float]:
+    at_home = replace(ASK, home=Home("home", 900, by_name=False))
+    return {each.backend.name: each.terms["prefill"] for each in rank(at_home, *backends)}
+
+
+def test_what_a_site_lacks_it_reads_from_the_store_that_it_shares_with_its_holder() -> None:
+    found = prefills(view("home", model=at("one")), view("same", model=at("one")), view("other", model=at("another")))
+    assert found == pytest.approx({"home": 50.0, "same": 50.0 + 900 / 20, "other": 500.0})
+
+
+@pytest.mark.parametrize("rate", [0.0, 1000.0])
+def test_a_store_that_was_not_read_from_or_is_slower_than_computing_counts_for_nothing(rate: float) -> None:
+    assert prefills(view("home", model=at("one")), view("same", model=at("one", rate=rate)))["same"] == 500.0
+
+
+def test_beside_a_store_a_conversation_leaves_a_home_that_is_busy_for_less_than_it_would_without() -> None:
+    at_home = replace(ASK, prompt_tokens=4000, home=Home("home", 3900, by_name=False))
+    for store, first in ("one", "same"), ("", "home"):
+        ranked = rank(at_home, view("home", model=at(store, 1000)), view("same", model=at(store)))
+        assert names(ranked)[0] == first
+
+
 def test_a_long_conversation_goes_to_its_far_home_and_a_short_one_does_not() -> None:
     near, far = view("ams1", rtt_ms=2.0), view("iad1", rtt_ms=102.0)
     long = RouteRequest("ember", 1000, b"k", Home("iad1", 950, by_name=False))

@@ -29,6 +29,8 @@ def backend(draw: st.DrawFn, name: str) -> BackendView:
         "running": draw(st.integers(0, 50)),
         "prefill_tokens_per_s": draw(st.sampled_from([0.0, 500.0, 5000.0])),
         "wake_ms": draw(st.sampled_from([0.0, 800.0])),
+        "kv_store": draw(st.sampled_from(["", "one", "another"])),
+        "kv_store_tokens_per_s": draw(st.sampled_from([0.0, 1000.0, 20_000.0])),
         "kv_blocks_total": 100,
         "kv_blocks_free": draw(st.integers(0, 100)),
     }
@@ -183,9 +185,10 @@ class CountingPolicy(CostPolicy):
         cached: int,
         most_cached: int,
         repeat_weight: float,
+        readable: int,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, repeat_weight)
+        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable)
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:

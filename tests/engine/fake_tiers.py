@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from random import Random
 
-from engine.kv.tiers import Tier, Transfer
+from engine.kv.tiers import Tier, TierLoad, Transfer
 from engine.protocol import BlockSource
 from tests.engine.fake_runner import FakeRunner
 
@@ -52,7 +52,6 @@ class FakeTiers:
         self.peers: dict[bytes, Content] = {}  # what other hosts have computed
         self.handed_over: set[str] = set()
         self.num_heard = 0
-        self.handed_over_blocks_per_s = 0.0
         self.num_lost = 0
 
     # What the scheduler asks
@@ -139,6 +138,9 @@ class FakeTiers:
             if everything or self.draw.random() < 0.7:
                 self._keep(self.waiting.pop(block), block)
         self._evict()
+
+    def load(self) -> TierLoad:
+        return TierLoad(self.num_lost)
 
     def note_prefill_rate(self, tokens_per_s: float) -> None:
         pass

@@ -30,6 +30,15 @@ class FakeStore:
         self._arrive()
         return [self._put(*each) for each in zip(keys, addresses, sizes, strict=True)]
 
+    def put(self, key: str, value: bytes) -> int:
+        if self.is_gone or len(self.values) >= self.limit:
+            return NO_MASTER if self.is_gone else FULL
+        self.values.setdefault(key, value)
+        return 0
+
+    def get(self, key: str) -> bytes:
+        return b"" if self.is_gone else self.values.get(key, b"")
+
     def remove(self, key: str, force: bool) -> int:
         return 0 if self.values.pop(key, None) is not None else MISSING
 
@@ -56,7 +65,4 @@ class FakeStore:
         return len(value)
 
     def _put(self, key: str, address: int, size: int) -> int:
-        if self.is_gone or len(self.values) >= self.limit:
-            return NO_MASTER if self.is_gone else FULL
-        self.values.setdefault(key, ctypes.string_at(address, size))
-        return 0
+        return self.put(key, ctypes.string_at(address, size))

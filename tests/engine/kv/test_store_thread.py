@@ -177,7 +177,23 @@ def test_content_that_is_known_to_be_bad_is_removed_for_all(cluster: Cluster) ->
     cluster.reader.forget([name(0)])
     assert cluster.reader.wait_until_idle(10)
     assert cluster.look_up(0, 1) == [1]
-    assert len(cluster.package.values) == 1
+    assert not any(name(0).hex() in key for key in cluster.package.values)
+
+
+def test_members_know_their_store_by_one_name_and_an_empty_one_by_another(cluster: Cluster) -> None:
+    def names_of_it() -> set[str]:
+        for thread in (cluster.reader, cluster.writer):
+            lookup = thread.look_up([name(0)])
+            until(lambda lookup=lookup: lookup.is_done)
+            assert thread.wait_until_idle(10)
+        return {cluster.reader.identity, cluster.writer.identity}
+
+    (first,) = names_of_it()
+    assert len(first) == 16
+    cluster.package.values.clear()
+    cluster.clock.now += 61
+    (second,) = names_of_it()
+    assert second != first
 
 
 def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(

@@ -81,8 +81,10 @@ def test_members_find_each_others_blocks_and_what_they_wrote_outlives_them(node:
     one = StoreTier(node.address)
     one.write([block(n) for n in range(5)])
     one.write([block(0)])  # it is there already
+    one_identity = one.identity()
     one.close()
     assert store.find([name(n) for n in range(7)]) == [name(n) for n in range(5)]
+    assert len({one_identity, store.identity()} - {""}) == 1
     assert read(store, 0, 4, 5) == [True, True, False]
 
 

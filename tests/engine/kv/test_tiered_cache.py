@@ -244,7 +244,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     assert read.is_done
     assert rig.tiers.take_read(owner, read) == 4
     assert rig.tiers.num_pinned == 4
-    assert rig.tiers.num_lost == 1
+    assert rig.tiers.load().num_lost == 1
     assert rig.disk.disk.num_corrupt == 1
     fetch = rig.fetch(range(4), range(20, 24))
     rig.tiers.unpin(owner)
@@ -296,7 +296,7 @@ def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Pat
     fetch = rig.fetch(range(5), range(20, 25))
     assert rig.tiers.wait_until_idle(10)
     assert fetch.num_blocks == 2
-    assert rig.tiers.num_lost == 1
+    assert rig.tiers.load().num_lost == 1
     assert rig.host.num_corrupt == 1
     assert not rig.cache[22:].any()
     rig.close()
