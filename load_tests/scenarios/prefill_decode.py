@@ -26,6 +26,7 @@ from load_tests.site_process import SiteProcess
 SHAPES = {"0.5b": Shape(1024, 4096, 28, 16, 8, 64, 16_384), "50m": Shape(512, 1536, 8, 8, 4, 64, 16_384)}
 CAPS = (64, 128, 256, 512, 1024)  # prompt tokens per step, decodes beside them or not
 NO_DELAY_LIMIT_MS = 1e6
+LAST_PROMPT_S = 15.0  # before the end: a later one's tokens would mostly come behind it
 COMMON = {"kv_gib": 6.0, "standby": False, "weights_host_gib": 4.0, "scale_up_wait_s": 0, "max_waiting": 4096}
 ROLES = [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]
 
@@ -55,7 +56,7 @@ def ways() -> list[Way]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each way")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of each way")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--prompts-per-minute", type=float, default=2.0)
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(4096, 8192))
@@ -138,7 +139,7 @@ class Load:
     def _prompts(self) -> list[LongPrompt]:
         draw_, options = random.Random(self._options.seed), self._options
         now, prompts = 5.0, []
-        while now < options.seconds:
+        while now < options.seconds - LAST_PROMPT_S:
             length = draw_.randint(*options.prompt_tokens)
             prompts.append(LongPrompt(now, [draw_.randrange(3, 500) for _ in range(length)]))
             now += draw_.expovariate(options.prompts_per_minute / 60)

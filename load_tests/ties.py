@@ -1,0 +1,72 @@
+"""Ties: do two texts of one prompt part where a choice hung on the last bits of a sum of floating point, or is one of them wrong?
+
+A sum is rounded otherwise in another batch or with other chunks. So a greedy choice between equal logits, and a draw whose random number falls
+between two tokens' shares, may fall either way. The model's distribution where the texts part, computed here once more, says how near a thing it was.
+"""
+
+from collections.abc import Sequence
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.embedded import ember
+from engine.kv_memory import make_kv_memory
+from engine.loading import load_model
+from engine.protocol import HostConfig, ModelSpec, SamplingParams, Submit
+from kernels.philox import uniform
+
+EMBER = Path(ember.__file__).parent
+# In fp32 two ways of summing give a logprob that differs by some 1e-5; a draw's share of the whole moves by less.
+TIE = 1e-4
+
+
+class TieJudge:
+    """The embedded model in this process, asked for whole distributions."""
+
+    def __init__(self) -> None:
+        config = HostConfig(device="cpu", threads=1, kv_bytes=64 << 20)
+        self._engine = load_model(
+            ModelSpec("ember", str(EMBER), "auto", kv_tokens=4096), config, make_kv_memory(config)
+        ).engine
+        self._numbers = count()
+
+    def margin(
+        self, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], sampling: dict[str, Any]
+    ) -> float:
+        """Return by how much the choice at which two answers part would have had to be different: of a logprob, or of the share that is drawn from
+        where `sampling` has a temperature. Infinity where one is merely longer."""
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+        if same == min(len(one), len(other)):
+            return float("inf")
+        tokens = (*prompt, *one[:same])
+        drawn = None
+        if sampling["temperature"]:
+            seed = torch.tensor([sampling["seed"]])
+            drawn = uniform(seed, torch.zeros_like(seed), torch.tensor([len(tokens)])).item()
+        return margin_of(self._logprobs(tokens), sampling["temperature"], drawn, one[same], other[same])
+
+    def _logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
+        """Return the distribution behind these tokens [vocab]."""
+        name, vocab = str(next(self._numbers)), self._engine.info.vocab_size
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, num_logprobs=vocab)
+        self._engine.submit(Submit(name, "ember", tokens, sampling))
+        while self._engine.has_work:
+            self._engine.step()
+        (output,) = self._engine.take_outputs()
+        assert output.logprobs is not None, output.error_message
+        found = torch.empty(vocab, dtype=torch.float64)
+        ids, values = zip(*output.logprobs[0].top, strict=True)
+        found[list(ids)] = torch.tensor(values, dtype=torch.float64)
+        return found
+
+
+def margin_of(logprobs: torch.Tensor, temperature: float, drawn: float | None, one: int, other: int) -> float:
+    """logprobs [vocab]; `drawn`: the random number in [0, 1), None: the likeliest token is taken."""
+    if drawn is None:
+        return float(logprobs.max() - min(logprobs[one], logprobs[other]))
+    first, last = sorted((one, other))
+    ends = (logprobs / temperature).softmax(0).cumsum(0)
+    before_last = ends[last - 1].item()  # tokens between the two have no share, if it was a tie
+    return max(abs(drawn - ends[first].item()), abs(drawn - before_last))
