@@ -235,13 +235,17 @@ def plan(
     kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto (as dtype) or fp8.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, where speed is predicted.")] = 64,
     price: Annotated[float | None, typer.Option(min=0.0, help="Of one device for an hour.")] = None,
+    link: Annotated[
+        float | None, typer.Option(help="Gbit/s to another site: says when its prefill is worth borrowing.")
+    ] = None,
+    rtt: Annotated[float, typer.Option(min=0.0, help="Of that link, in ms.")] = 20.0,
     as_json: JsonOption = False,
 ) -> None:
     """Say what fits of a model on which devices, and how fast that would be."""
     from runtime.cli.plan import Question
     from runtime.cli.plan import plan as run
 
-    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype), as_json)
+    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, link, rtt), as_json)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from engine.errors import CheckpointError
 from engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_devices
+from engine.planning.link import Link, plan_link
 from engine.planning.model import read_model
 from engine.planning.parallelism import Parallelism
 from engine.planning.planner import ModelPlan, Workload, described, make_plan
@@ -34,6 +35,8 @@ class Question(NamedTuple):
     pp: int | None = None
     ep: int | None = None
     kv_dtype: str = "auto"
+    link_gbits: float | None = None  # a second, to another site
+    rtt_ms: float = 0.0
 
     @property
     def wanted(self) -> Parallelism | None:
@@ -51,14 +54,24 @@ def plan(question: Question, as_json: bool = False) -> None:
         if question.kv_dtype not in get_args(KvDtype):
             raise CliError(f"--kv-dtype {question.kv_dtype} is none of {', '.join(get_args(KvDtype))}.")
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
+        if question.link_gbits is not None and question.link_gbits <= 0:
+            raise CliError(
+                f"--link {question.link_gbits:g} moves nothing; say the gigabits a second of the way to the other site."
+            )
         found = make_plan(model, devices, Workload.of(model, question.context_length, question.batch), question.wanted)
     except (CheckpointError, SourceError) as error:
         raise CliError(str(error)) from None
     told = described(found, question.price_per_hour)
+    link = None
+    if question.link_gbits is not None:
+        link = plan_link(found.best, Link(question.link_gbits * 1e9 / 8, question.rtt_ms / 1e3))
+        told["link"] = None if link is None else link._asdict() | {"reason": link.reason}
     if as_json:
         print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
     else:
         _show(found, told)
+        if link is not None:
+            Console().print(f"Over that link {link.reason}.", highlight=False, soft_wrap=True)
 
 
 def this_machine() -> DeviceSet:

@@ -51,10 +51,28 @@ def test_the_embedded_model_is_planned_for_this_machine(
     assert "record" in found["splits"][0]["speed"]["efficiency"]
 
 
+def test_a_link_is_told_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = (
+        told(capsys, model=SCOUT, devices="2xh200", link_gbits=gbits, rtt_ms=20.0)["link"] for gbits in (1.0, 400.0)
+    )
+    assert slow["prompt_bytes"] == fast["prompt_bytes"] > 100 * 2**20
+    move_s = slow["prompt_bytes"] / 125e6
+    compute_s = slow["prompt_tokens"] / slow["computed_tokens_per_s"]
+    assert slow["borrow_from_s"] == pytest.approx(0.020 + move_s - compute_s), "most of it is not hidden"
+    assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 50e9 / 4), (
+        "the last 512 of 2,048 tokens"
+    )
+    assert slow["route_from_s"] == fast["route_from_s"] == 0.020
+    assert "slower than they are computed" in slow["reason"]
+    plan(Question(SCOUT, "2xh200", link_gbits=1.0, rtt_ms=20.0))
+    assert "worth the link only where nobody can answer there" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("question", "sentence"),
     [
         ({"devices": "many"}, "'many' names no devices"),
+        ({"link_gbits": 0.0}, "--link 0 moves nothing"),
         (
             {"devices": "8xh100", "tp": 3},
             "tp is 3, and the model has 40 heads and 8 key-value heads; tp may be 1, 2, 4, 8, 40",

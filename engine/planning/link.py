@@ -1,0 +1,57 @@
+"""Whether a prompt's KV blocks are worth a link to another site, in closed form.
+
+A site whose prompts wait `q` seconds answers a prompt of `n` tokens after `q + n / R`, at `R` tokens computed a second. Where another site of equal
+devices computes it and sends its blocks, of `b` bytes a token, over a link of `W` bytes a second, block after block while it computes, it is
+`rtt + n / R + max(c * b / W, n * (b / W - 1 / R))`: what the link does not move meanwhile, and the last `c` tokens at least. So borrowing pays from a
+queue of `rtt + max(...)` on, and handing over the whole request from `rtt` on, since its tokens are a few bytes each.
+"""
+
+from typing import NamedTuple
+
+from engine.kv.groups import CacheGroups
+from engine.planning.planner import SplitPlan
+
+LAST_CHUNK_TOKENS = 512  # whose blocks nothing hides
+
+
+class Link(NamedTuple):
+    """A way between two sites."""
+
+    bytes_per_s: float
+    rtt_s: float
+
+
+class LinkPlan(NamedTuple):
+    """A prompt that another site computes, over a link."""
+
+    prompt_tokens: int
+    prompt_bytes: int  # of its blocks
+    moved_tokens_per_s: float
+    computed_tokens_per_s: float
+    borrow_from_s: float  # a queue, from which on blocks are worth fetching
+    route_from_s: float  # and from which on the whole request is better answered there
+
+    @property
+    def reason(self) -> str:
+        """Say what pays, and why."""
+        hides = self.moved_tokens_per_s >= self.computed_tokens_per_s
+        hidden = "faster than" if hides else "slower than"
+        return (
+            f"a prompt of {self.prompt_tokens:,} tokens has {self.prompt_bytes / 2**20:,.1f} MiB of KV blocks; they move at "
+            f"{self.moved_tokens_per_s:,.0f} tokens/s, {hidden} they are computed, at {self.computed_tokens_per_s:,.0f}: computing it at another "
+            f"such site pays where prompts wait for more than {1e3 * self.borrow_from_s:,.0f} ms here, and sending the whole request there from "
+            f"{1e3 * self.route_from_s:,.0f} ms on, so blocks are worth the link only where nobody can answer there"
+        )
+
+
+def plan_link(split: SplitPlan, link: Link) -> LinkPlan | None:
+    """Plan for the workload's prompts; None where the split does not fit, or the model caches nothing."""
+    tokens, layout = split.workload.prompt_tokens, split.ranks[0].layout
+    if split.speed is None or layout is None:
+        return None
+    groups = CacheGroups(layout.block_size, split.workload.limits.max_num_batched_tokens, layout.windows)
+    of_ranks = sum(rank.layout.block_bytes for rank in split.ranks if rank.layout is not None)
+    prompt_bytes = len(groups.seen(tokens // layout.block_size)) * of_ranks // split.parallelism.copies
+    compute_s, move_s = split.speed.ttft_s, prompt_bytes / link.bytes_per_s
+    exposed_s = max(move_s * min(1.0, LAST_CHUNK_TOKENS / tokens), move_s - compute_s)
+    return LinkPlan(tokens, prompt_bytes, tokens / move_s, tokens / compute_s, link.rtt_s + exposed_s, link.rtt_s)
