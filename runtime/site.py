@@ -107,7 +107,7 @@ class Site:
         found = [ProcessStatus("site", os.getpid(), name, self.url)]
         for host in self.fleet.hosts:
             if (pid := host.pid) is not None:
-                found.append(ProcessStatus("engine", pid, name, host.url, host.device))
+                found.append(ProcessStatus("engine", pid, name, host.url, host.device, host.role))
             if (pid := host.standby.pid) is not None:
                 found.append(ProcessStatus("standby", pid, name, host.standby.url, host.device))
         return found
@@ -125,6 +125,7 @@ class Site:
             "engine_standby_ready": lambda: fleet.standbys_ready,
             "engine_standbys_taken": lambda: fleet.standbys_taken,
             "engine_hosts_up": lambda: fleet.num_up,
+            "engine_hosts_shifted": lambda: fleet.num_shifted,
             "ready": lambda: not self.why_not_ready(),
         }
 

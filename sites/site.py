@@ -82,6 +82,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         tuple[EngineHostConfig, ...],
         Meta(description="instead of device and devices: one table for each host, where they differ in what they do"),
     ] = ()
+    shift_roles: Annotated[
+        bool,
+        Meta(
+            description="let a host of hosts do both for a while where the side that is not its own waits for scale_up_wait_s, and go back to "
+            "its role when for scale_down_after_s neither would wait without it"
+        ),
+    ] = False
     scale_up_wait_s: Annotated[
         NonNegative,
         Meta(
@@ -149,7 +156,9 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         NonNegative, Meta(description="of each model's adapters, kept in host memory for their next use")
     ] = 1.0
     max_waiting: Annotated[Count, Meta(description="sequences waiting, beyond which requests are refused")] = 1024
-    start_timeout_s: Annotated[Positive, Meta(description="a host that could load no model by then is restarted")] = 60.0
+    start_timeout_s: Annotated[Positive, Meta(description="a host that could load no model by then is restarted")] = (
+        60.0
+    )
     step_deadline_s: Annotated[Positive, Meta(description="a host with work and no step for so long is restarted")] = (
         30.0
     )
@@ -203,6 +212,10 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         if self.is_split and not self.kv_host_gib:
             raise ValueError(
                 "hosts of several roles need kv_host_gib above 0: KV blocks go from one to another through host memory"
+            )
+        if self.shift_roles and not (self.is_split and self.scale_up_wait_s):
+            raise ValueError(
+                "shift_roles is of hosts that have several roles, and of scale_up_wait_s above 0: set those, or drop it"
             )
         shared = [group for group in self.device_groups if len(group) > 1]
         if self.expert_parallel and not shared:

@@ -1,6 +1,7 @@
 """Carries out what scaling.py decides: wakes a hot model on one more device that has room, and lets a replica sleep when the others do without it.
 
-Where hosts have roles, a model that is wanted is awake on one that answers and on one that computes prompts for it, as soon as there is room.
+Where hosts have roles, a model that is wanted is awake on one that answers and on one that computes prompts for it, as soon as there is room. Roles
+follow the load where the site's file says so, as roles.py decides.
 
 A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. No model is put to sleep for it; one that
 needs its memory later gets it before another's only replica goes. A replica that goes takes no new sequences, and sleeps when its last has ended.
@@ -13,7 +14,9 @@ from collections.abc import Callable, Sequence
 
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
+from runtime.engines.dispatch import Dispatch
 from runtime.engines.model_state import ModelState, Replica
+from runtime.engines.roles import RolePolicy
 from runtime.engines.scaling import Heat
 from runtime.engines.wakes import Waker
 from sites.site import EngineConfig
@@ -34,7 +37,13 @@ class Autoscaler:
         changed: Condition,
         config: EngineConfig,
         observe: Observer,
+        dispatch: Dispatch,
     ) -> None:
+        self._states = states
+        self._dispatch = dispatch
+        self._roles: RolePolicy | None = None
+        if config.shift_roles:
+            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
         self._heats = [(state, Heat(config.scale_up_wait_s, config.scale_down_after_s)) for state in states]
         self._budgets = budgets
         self._waker = waker
@@ -50,6 +59,7 @@ class Autoscaler:
             try:
                 for state, heat in self._heats:
                     await self._look(state, heat)
+                self._shift_roles()
             except Exception:  # whatever it is, the site goes on with the replicas it has
                 log.exception("looking whether a model needs more devices")
 
@@ -58,7 +68,7 @@ class Autoscaler:
             if replica.is_retiring and not state.is_replica_busy(replica):
                 await self._budgets[replica.host.index].put_to_sleep(state)
         self._complete(state)
-        answering = [replica for replica in state.awake if replica.host.role != "prefill"]
+        answering = [replica for replica in state.awake if replica.host.own_role != "prefill"]
         taking = [replica for replica in answering if replica.is_live and not replica.is_retiring]
         match heat.judge(time.monotonic(), [replica.load for replica in taking], self._max_num_seqs):
             case "more":
@@ -66,12 +76,23 @@ class Autoscaler:
             case "less":
                 self._retire(taking)
 
+    def _shift_roles(self) -> None:
+        if self._roles is None:
+            return
+        replicas = self._states[0].replicas  # any model's: what is asked is of their hosts
+        waits = [self._dispatch.waits(each) if each.host.why_down is None else None for each in replicas]
+        shift = self._roles.judge(time.monotonic(), waits)
+        if shift is not None:
+            host = replicas[shift.host].host
+            log.info("engine %d was %s and is %s from now on", host.index, host.role, shift.role)
+            host.role = shift.role
+
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
             retiring[0].is_retiring = False  # it has what it needs still
             self._changed.notify_all()
             return
-        replica = self._with_room(state, [replica for replica in state.replicas if replica.host.role != "prefill"])
+        replica = self._with_room(state, [replica for replica in state.replicas if replica.host.own_role != "prefill"])
         if replica is None:
             return
         log.info("model %s is hot and wakes on %s as well", state.name, replica.host.device)

@@ -30,7 +30,8 @@ class DeviceHost:
         """`index`: of the device among those of the site. `launcher`: of its standby hosts."""
         self.index = index
         self.device = config.all_devices[index]
-        self.role = config.roles[index]
+        self.own_role = config.roles[index]
+        self.role = self.own_role  # for as long as the load is as it is (roles.py)
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s)
         self.restarts = RestartHistory()
         self.standby = Standby(

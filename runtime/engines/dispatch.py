@@ -14,6 +14,7 @@ from engine.protocol import Submit
 from runtime.engines.hand_over import can_hand_over
 from runtime.engines.model_state import ModelState, Replica
 from runtime.engines.prefixes import Chain, chain_of, root_of
+from runtime.engines.roles import HostWaits
 from sites.site import Role
 
 # Where there is no measurement: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
@@ -157,6 +158,10 @@ class Dispatch:
             if assignment.output and not submit.hands_over:
                 self._learn(submit, assignment)
 
+    def waits(self, replica: Replica) -> HostWaits:
+        """Return what the next sequence would lose on the replica's host, to prompts and to answers of all its models."""
+        return HostWaits(self._prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
+
     def backlog_s(self, replica: Replica) -> float:
         """Return what a new sequence would lose to everything that is open on the replica's host, of all its models."""
         return sum(self._work_s(each) for each in self._on_host(replica))
@@ -181,10 +186,12 @@ class Dispatch:
 
     def _work_s(self, replica: Replica) -> float:
         work = replica.work
-        if not work.sequences:
-            return 0.0
-        prefill_rate, decode_rate = self._rates(replica)
-        return work.prefill_tokens / prefill_rate + NEIGHBOUR_SHARE * work.decode_tokens / decode_rate
+        return work.prefill_tokens / self._rates(replica)[0] + self._answers_s(replica) if work.sequences else 0.0
+
+    def _answers_s(self, replica: Replica) -> float:
+        """Return what a sequence loses to a model's answers that are open beside it."""
+        tokens = replica.work.decode_tokens
+        return NEIGHBOUR_SHARE * tokens / self._rates(replica)[1] if tokens else 0.0
 
     def _rates(self, replica: Replica) -> tuple[float, float]:
         """Return tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""

@@ -82,5 +82,10 @@ class Fleet:
         return sum(host.standby.num_taken for host in self.hosts)
 
     @property
+    def num_shifted(self) -> int:
+        """Hosts whose role is not the site file's at present."""
+        return sum(host.role != host.own_role for host in self.hosts)
+
+    @property
     def num_up(self) -> int:
         return sum(host.why_down is None for host in self.hosts)

@@ -62,7 +62,9 @@ class Models:
         self.registry = ModelRegistry(self._states, memory)
         self.dispatch = Dispatch(states, len(fleet.hosts))
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
-        self._autoscaler = Autoscaler(states, budgets, self._waker, self._changed, site.engine, on_scaling)
+        self._autoscaler = Autoscaler(
+            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.dispatch
+        )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:
             host.on_change(self._note_up, self._note_down)

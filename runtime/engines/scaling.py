@@ -61,8 +61,8 @@ class Heat:
             return "stay"
         is_hot = min(wait_s(load, max_num_seqs) for load in loads) > self._hot_wait_s
         is_cool = len(loads) > 1 and wait_with_one_less_s(loads, max_num_seqs) < COOL_SHARE * self._hot_wait_s
-        self._hot_since = _since(self._hot_since, is_hot, now)
-        self._cool_since = _since(self._cool_since, is_cool, now)
+        self._hot_since = held_since(self._hot_since, is_hot, now)
+        self._cool_since = held_since(self._cool_since, is_cool, now)
         if self._hot_since is not None and now - self._hot_since >= HOT_FOR_S:
             self._hot_since = self._cool_since = None
             return "more"
@@ -72,5 +72,5 @@ class Heat:
         return "stay"
 
 
-def _since(since: float | None, holds: bool, now: float) -> float | None:
+def held_since(since: float | None, holds: bool, now: float) -> float | None:
     return (now if since is None else since) if holds else None

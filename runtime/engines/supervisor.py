@@ -1,8 +1,8 @@
 """Keeps one device's engine host alive: starts it, watches it, replaces it.
 
-A host that has exited, that was never ready, or that has work and takes no step inside its deadline is killed; every sequence open on it fails at once
-(continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py knows
-both). Refuses to know models and requests; how a host is started is its launcher's business.
+A host that has exited, that is not ready in time, or has work and takes no step inside its deadline is killed; every sequence open on it fails at
+once (continuation.py goes on with it elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py
+knows both). Refuses to know models and requests; how a host is started is its launcher's business.
 """
 
 import asyncio

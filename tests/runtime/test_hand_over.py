@@ -15,6 +15,7 @@ from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, Step, ids, says
 from tests.runtime.conftest import SiteMaker
 from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
+from wire.status import decode_status
 
 __all__ = ["fast", "make_pair"]
 
@@ -114,6 +115,30 @@ async def test_an_idle_host_computes_its_own_prompts(split: Callable[..., Any]) 
         assert answer.status == 200
         assert [len(client.submits) for client in pair.engines] == [0, 1]
         assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
+
+
+async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(
+    split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.engines.roles.HOT_FOR_S", 0.0)
+    monkeypatch.setattr("runtime.engines.autoscaler.LOOK_EVERY_S", 0.01)
+    async with split(shift_roles=True, scale_up_wait_s=0.05, scale_down_after_s=0.1) as pair:
+        prefill, _ = pair.engines
+
+        async def roles() -> list[str | None]:
+            status = decode_status((await call(pair.site.app, "/status")).body)
+            return [process.computes for process in status.processes if process.role == "engine"]
+
+        async with Busy(pair):
+            await eventually(lambda: pair.replicas()[0].host.role == "both")
+            assert await roles() == ["both", "decode"]
+            assert "pilotlight_engine_hosts_shifted 1.0" in await pair.metrics()
+            prefill.script = says("Hi")
+            assert (await call(pair.site.app, CHAT, turn("Hello"))).status == 200
+            assert not prefill.submits[-1].hands_over
+        await eventually(lambda: pair.replicas()[0].host.role == "prefill")
+        assert await roles() == ["prefill", "decode"]
+        assert all(pair.awake), "neither is taken for one too many"
 
 
 async def test_short_prompts_and_slow_ways_are_no_reason_to_split(split: Callable[..., Any]) -> None:
@@ -254,6 +279,8 @@ def test_serve_makes_hosts_of_both_roles() -> None:
         ({"hosts": [{"role": "prefill"}], "kv_host_gib": 1.0}, "no host answers"),
         ({"hosts": [{"role": "decode"}], "kv_host_gib": 1.0}, "no host computes prompts"),
         ({"hosts": HOSTS["hosts"]}, "kv_host_gib above 0"),
+        ({"devices": ["cuda:0", "cuda:1"], "shift_roles": True}, "several roles"),
+        ({"hosts": HOSTS["hosts"], "kv_host_gib": 1.0, "shift_roles": True, "scale_up_wait_s": 0.0}, "scale_up_wait_s"),
         ({"hosts": HOSTS["hosts"], "devices": ["cpu", "cpu"]}, "drop the others"),
         ({"hosts": [{"device": "tpu"}]}, "no device"),
         ({"hosts": [{"role": "prefil"}]}, "role"),
