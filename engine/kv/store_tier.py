@@ -7,7 +7,6 @@ between machines whose network is theirs alone. Refuses to know who waits, and w
 
 import ctypes
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -18,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
+
+from engine.kv.mooncake_package import bound_waits
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +115,7 @@ class StoreTier:
 
 def open_member(master: str, own: str, segment_bytes: int) -> Any:
     """Return the package's store, of which this process becomes a member, with memory of so many bytes. Raises StoreError."""
-    # The package knows these by the environment alone. By itself it waits without end for a master that hangs.
-    os.environ.setdefault("MC_RPC_TIMEOUT_MS", "5000")
-    os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
+    bound_waits()
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:

@@ -33,7 +33,7 @@ from load_tests.ties import TIE, TieJudge
 
 MODULE = "load_tests.scenarios.prefill_decode_faults"
 ENGINE: dict[str, Any] = {
-    "kv_gib": 0.1, "kv_host_gib": 0.1, "standby": True, "standby_after_s": 0.5, "weights_host_gib": 0.2, "step_deadline_s": 4.0,
+    "kv_gib": 0.04, "kv_host_gib": 0.03, "standby": True, "standby_after_s": 0.5, "weights_host_gib": 0.2, "step_deadline_s": 4.0,
     "max_num_batched_tokens": 128, "scale_up_wait_s": 0,
     "hosts": [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}],
 }  # fmt: skip

@@ -21,6 +21,10 @@ class PeerError(Exception):
     """What a peer says cannot be used; the message says why."""
 
 
+class TransportLostError(PeerError):
+    """A way to a peer's blocks leads there no more; another one may."""
+
+
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
     version: int
     transports: tuple[str, ...]  # that the reader could use, the best first

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kv.host_tier import HostSlot
-from engine.kv.peers.messages import PeerError
+from engine.kv.mooncake_package import bound_waits
+from engine.kv.peers.messages import PeerError, TransportLostError
 from engine.kv.slot_file import SlotFile
 
 
@@ -18,6 +19,7 @@ class TransferEngine:
     def __init__(self, host: str, protocol: str = "tcp", device: str = "") -> None:
         """`host`: this machine's address towards its peers. `protocol`: "tcp" or "rdma"; `device`: of RDMA. Raises PeerError where Mooncake is not
         installed, or has no such device."""
+        bound_waits()
         try:
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
@@ -38,11 +40,11 @@ class TransferEngine:
         return start + slot.file.offset_of(slot.index)
 
     def read(self, session: str, addresses: Sequence[int], into: Sequence[HostSlot]) -> None:
-        """Fill slots from a peer's memory. Raises PeerError."""
+        """Fill slots from a peer's memory. Raises TransportLostError where the peer cannot be reached."""
         own = [self.address_of(slot) for slot in into]
         sizes = [slot.file.slot_bytes for slot in into]
         if into and self._engine.batch_transfer_sync_read(session, own, list(addresses), sizes):
-            raise PeerError(f"Mooncake could not read {len(into)} blocks from {session}")
+            raise TransportLostError(f"Mooncake could not read {len(into)} blocks from {session}")
 
     def _register(self, file: SlotFile) -> int:
         memory = file.memory

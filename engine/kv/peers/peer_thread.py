@@ -6,6 +6,7 @@ waits, and how bytes are copied (transports.py). Has a thread of its own.
 """
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -35,6 +36,7 @@ from engine.kv.peers.messages import (
     ReadyBlock,
     StillThere,
     StopReading,
+    TransportLostError,
     decode_from_server,
     encode,
 )
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDLE_S = 60.0  # after which the socket of a peer that nothing is read from is closed
+_AVOIDED_S = 60.0  # for which no way is tried that a peer's blocks were lost on
 
 
 class PeerRead(TierRead):
@@ -88,6 +91,7 @@ class PeerThread:
         self._begun: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # by address
+        self._lost_at: dict[tuple[str, str], float] = {}  # transports by address
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
         self._closing = False
@@ -144,13 +148,19 @@ class PeerThread:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
                 return
-            peer.send(PeerHello(PEER_VERSION, self._transports))
+            peer.send(PeerHello(PEER_VERSION, self._ways_to(address)))
         if not peer.reads:
             peer.heard_at = self._clock()
         number = next(self._numbers)
         peer.reads[number] = read
         if peer.transport is not None:
             peer.ask(number)
+
+    def _ways_to(self, address: str) -> tuple[str, ...]:
+        """Return the transports to be offered to a peer: all, if each has lost its blocks lately."""
+        oldest = self._clock() - _AVOIDED_S
+        sound = [kind for kind in self._transports if self._lost_at.get((address, kind), -math.inf) < oldest]
+        return tuple(sound) or self._transports
 
     def _serve(self, peer: "_Peer", found: "dict[object, int]") -> None:
         """Take what a peer has said, and see whether it is still there and wanted."""
@@ -198,7 +208,7 @@ class PeerThread:
         if version != PEER_VERSION or kind not in self._transports:
             raise PeerError(f"it speaks version {version} of the blocks' protocol, and offers {kind}")
         try:
-            peer.transport = open_transport(kind, address, self._engine)
+            peer.transport, peer.kind = open_transport(kind, address, self._engine), kind
         except PeerError:
             others = self._transports[self._transports.index(kind) + 1 :]
             if not others:
@@ -235,7 +245,7 @@ class PeerThread:
         return True
 
     def _copy_all(self, peer: "_Peer", read: PeerRead, wanted: "list[tuple[RemoteBlock, int]]") -> bool:
-        """Add to a read what can be had of a batch, up to the first block that cannot. False if there is one."""
+        """Add to a read what can be had of a batch, up to the first block that cannot. False if there is one. Raises TransportLostError."""
         found: list[tuple[HostSlot, int | None]] = []  # slots, pinned, and the checksum of each that is to be filled
         missing: list[tuple[RemoteBlock, HostSlot]] = []
         for block, checksum in wanted:
@@ -249,8 +259,12 @@ class PeerThread:
             found.append((slot, checksum))
             missing.append((block, slot))
         assert peer.transport is not None
+        lost: TransportLostError | None = None
         try:
             peer.transport.read([block for block, _ in missing], [slot for _, slot in missing])
+        except TransportLostError as error:
+            lost = error
+            self._lost_at[peer.address, peer.kind] = self._clock()
         except PeerError as error:  # what was copied before that is told by its checksum
             log.warning("%s: %s", peer.address, error)
         is_sound = True
@@ -264,6 +278,8 @@ class PeerThread:
                 self._host.abandon(slot)
             else:
                 self._host.unpin([slot])
+        if lost is not None:
+            raise lost
         return is_sound and len(found) == len(wanted)
 
     def _end_read(self, read: PeerRead) -> None:
@@ -290,6 +306,7 @@ class _Peer:
         self.address = address
         self.reads: dict[int, PeerRead] = {}
         self.transport: Transport | None = None  # None: it has not answered the greeting
+        self.kind = ""  # of the transport
         self.heard_at = self.said_at = now
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)

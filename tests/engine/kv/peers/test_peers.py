@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from engine.keys import Keys
-from engine.kv.host_tier import HostTier
+from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.peers import block_server, peer_thread
 from engine.kv.peers.block_server import BlockServer
 from engine.kv.peers.messages import (
@@ -24,6 +24,7 @@ from engine.kv.peers.messages import (
     PeerRefused,
     ReadBlocks,
     ReadyBlock,
+    TransportLostError,
     decode_from_reader,
     decode_from_server,
     encode,
@@ -125,6 +126,41 @@ def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> Non
     until(lambda: hosts.server.num_leased == 0)
     assert hosts.server.rate.bytes_per_s > 0
     assert (hosts.reader.num_lost, hosts.reader.num_open) == (0, 0)
+    hosts.close()
+
+
+class LostWay:
+    """A transfer engine whose peer cannot be reached."""
+
+    session = "elsewhere"
+    num_tries = 0
+
+    def address_of(self, slot: HostSlot) -> int:
+        return slot.index
+
+    def read(self, session: str, addresses: Sequence[int], into: Sequence[HostSlot]) -> None:
+        self.num_tries += 1
+        raise TransportLostError("its machine is cut off")
+
+
+def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[LostWay] = []
+    monkeypatch.setitem(globals(), "TransferEngine", lambda host: made.append(LostWay()) or made[-1])
+    hosts = Hosts(tmp_path, [MOONCAKE, INLINE])
+    hosts.server.begin("one")
+    hosts.compute(0, 1, 2)
+    assert hosts.take(hosts.read(0, 1, 2)) == 0
+    assert hosts.take(hosts.read(0, 1, 2)) == 3
+    assert [engine.num_tries for engine in made] == [0, 1]
+    monkeypatch.setattr(peer_thread, "_AVOIDED_S", 0.0)
+    monkeypatch.setattr(peer_thread, "_IDLE_S", 0.0)
+    until(lambda: not hosts.reader._peers)
+    hosts.here.forget([name(n) for n in range(3)])
+    assert hosts.take(hosts.read(0, 1, 2)) == 0, "it is tried again after a while"
+    monkeypatch.setattr(block_server, "LEASE_S", 0.0)
+    until(lambda: hosts.server.num_leased == 0)
     hosts.close()
 
 
