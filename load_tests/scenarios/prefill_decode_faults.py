@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     has_mooncake = find_spec("mooncake") is not None
-    with store_process(0.25) if has_mooncake else nullcontext() as store, Links() as links:
+    with store_process(1.0) if has_mooncake else nullcontext() as store, Links() as links:
         engine = ENGINE if store is None else {**ENGINE, "kv_store": store, "kv_transport": "mooncake"}
         with SiteProcess("pdfaults", engine, [MODEL]) as site:
             injector = Injector(site, store, links)
