@@ -18,10 +18,10 @@ from kernels.cpu.library import Library
 from kernels.dispatch import operation
 from kernels.weight import GatedActivation, Weight, check_product
 
-GROUP = 128  # columns; the last group of a row is padded
+GROUP = 128  # columns; the last group of a row is padded to all of them, or to 64
 PALETTE = 16
 PALETTE_ROWS = 8
-MOST_COLUMNS = 1 << 22
+MOST_COLUMNS = 1 << 20
 _GROUP_BYTES = GROUP * 3 // 2
 _COMPUTED = (torch.bfloat16, torch.float32)  # types that a value is the same in
 _ROWS_AT_A_TIME = 1024
@@ -32,10 +32,12 @@ class LosslessWeight(Weight):
     """Rows of all experts lie one below the other. `experts`: 0 for a weight that is one matrix."""
 
     of_rows = ("codes", "palettes", "starts")
-    codes: Tensor  # [rows, groups * 192] uint8: 64 bytes of places, two in each, and 128 low bytes (_columns has their order)
-    palettes: Tensor  # [ceil(rows / 8), 16] uint8
-    starts: Tensor  # [rows + 1] int32: where each row's escapes begin, and the last one's end
-    escapes: Tensor  # int32: column << 8 | high byte, row behind row
+    # [rows, row_bytes(columns)] uint8: of each group 64 bytes of places, two in each, and 128 low bytes (_columns has their order). The last one
+    # lacks the low bytes of its second half where it has no columns there
+    codes: Tensor
+    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first is of no infinity
+    starts: Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of a palette's rows begin, and the last one's end
+    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row behind row
     columns: int
     experts: int = 0
 
@@ -69,7 +71,7 @@ class LosslessWeight(Weight):
         return LosslessWeight(
             self.codes[begin:end],
             self.palettes[begin // PALETTE_ROWS : end // PALETTE_ROWS],
-            self.starts[begin : end + 1],
+            self.starts[begin // PALETTE_ROWS : end // PALETTE_ROWS + 1],
             self.escapes,
             self.columns,
         )
@@ -83,8 +85,8 @@ class LosslessWeight(Weight):
             and starts.dtype == escapes.dtype == torch.int32
             and codes.ndim == 2
             and codes.shape[1] == row_bytes(self.columns)
-            and palettes.shape == (-(-rows // PALETTE_ROWS), PALETTE)
-            and starts.shape == (rows + 1,)
+            and palettes.shape == (num_palettes(rows), PALETTE)
+            and starts.shape == (palettes.shape[0] + 1,)
             and codes.is_contiguous()
             and palettes.is_contiguous()
             and starts.is_contiguous()
@@ -98,8 +100,8 @@ class LosslessWeight(Weight):
         )
         check.agree(f"{name}.columns", shape.split()[-1], self.columns)
         check.derive(f"{name}.bytes", row_bytes(self.columns), f"{name}.columns")
-        check.derive(f"{name}.palettes", -(-rows // PALETTE_ROWS), f"{name}.codes")
-        check.derive(f"{name}.bounds", rows + 1, f"{name}.codes")
+        check.derive(f"{name}.palettes", num_palettes(rows), f"{name}.codes")
+        check.derive(f"{name}.bounds", num_palettes(rows) + 1, f"{name}.codes")
         check.tensor(f"{name}.codes", self.codes, f"_ {name}.bytes", (torch.uint8,), dense=2)
         check.tensor(f"{name}.palettes", self.palettes, f"{name}.palettes {PALETTE}", (torch.uint8,), dense=2)
         check.tensor(f"{name}.starts", self.starts, f"{name}.bounds", (torch.int32,), dense=1)
@@ -107,7 +109,12 @@ class LosslessWeight(Weight):
 
 
 def row_bytes(columns: int) -> int:
-    return -(-columns // GROUP) * _GROUP_BYTES
+    rest = columns % GROUP
+    return columns // GROUP * _GROUP_BYTES + (_GROUP_BYTES if rest > GROUP // 2 else GROUP if rest else 0)
+
+
+def num_palettes(rows: int) -> int:
+    return -(-rows // PALETTE_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,12 +123,13 @@ class Survey:
 
     palettes: Tensor
     starts: Tensor
+    rows: int
     columns: int
 
     @classmethod
     def of(cls, plain: Tensor) -> "Survey":
         palettes, starts = survey_lossless(plain)
-        return cls(palettes, starts, plain.shape[1])
+        return cls(palettes, starts, *plain.shape)
 
     @property
     def num_escapes(self) -> int:
@@ -129,12 +137,11 @@ class Survey:
 
     @property
     def num_bytes(self) -> int:
-        rows = self.starts.shape[0] - 1
-        return rows * row_bytes(self.columns) + self.palettes.nbytes + self.starts.nbytes + 4 * self.num_escapes
+        return self.rows * row_bytes(self.columns) + self.palettes.nbytes + self.starts.nbytes + 4 * self.num_escapes
 
     def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
         """Return a weight to be filled by `encode_lossless`. `escapes`: those of the weight that these are rows of."""
-        codes = self.palettes.new_empty((self.starts.shape[0] - 1, row_bytes(self.columns)), device=on)
+        codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
         if escapes is None:
             escapes = self.starts.new_zeros(self.num_escapes or 1, device=on)  # what is empty has no address
         return LosslessWeight(codes, self.palettes, self.starts, escapes, self.columns)
@@ -160,11 +167,12 @@ def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
     """plain [rows, columns] bf16 -> palettes, starts."""
     high = (plain.view(torch.int16).int() >> 8) & 255
     rows = plain.shape[0]
-    counts = torch.stack([torch.bincount(row, minlength=256) for row in high]) if rows else high.new_empty((0, 256))
-    grouped = F.pad(counts, (0, 0, 0, -rows % PALETTE_ROWS)).view(-1, PALETTE_ROWS, 256).sum(1)
-    palettes = grouped.sort(dim=1, descending=True, stable=True).indices[:, :PALETTE]
-    held = counts.gather(1, palettes.repeat_interleave(PALETTE_ROWS, 0)[:rows]).sum(1)
-    starts = F.pad((plain.shape[1] - held).cumsum(0), (1, 0))
+    counted = [torch.bincount(part.flatten(), minlength=256) for part in high.split(PALETTE_ROWS)]
+    counts = torch.stack(counted) if rows else high.new_empty((0, 256))
+    of_numbers = counts.index_fill(1, torch.tensor([0x7F, 0xFF], device=counts.device), -1)
+    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)  # as in lossless.c
+    palettes = ranked.sort(dim=1, descending=True, stable=True).indices[:, :PALETTE]
+    starts = F.pad((counts.sum(1) - counts.gather(1, palettes).sum(1)).cumsum(0), (1, 0))
     return palettes.to(torch.uint8), starts.to(torch.int32)
 
 
@@ -183,11 +191,13 @@ def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
     is_escape = places == PALETTE
     found = is_escape.nonzero()
     begin = int(into.starts[0])
-    into.escapes[begin : begin + len(found)].copy_(found[:, 1] << 8 | high[is_escape])
+    entries = found[:, 0] % PALETTE_ROWS << 29 | found[:, 1] << 8 | high[is_escape]
+    into.escapes[begin : begin + len(found)].copy_(entries.to(torch.int32))
     order = _columns()
     arranged = torch.where(places == PALETTE, 0, places).view(rows, -1, GROUP)[..., order]
     pairs = arranged[..., : GROUP // 2] | arranged[..., GROUP // 2 :] << 4
-    into.codes.copy_(torch.cat((pairs, low.view(rows, -1, GROUP)[..., order]), dim=-1).flatten(1))
+    groups = torch.cat((pairs, low.view(rows, -1, GROUP)[..., order]), dim=-1)
+    into.codes.copy_(groups.flatten(1)[:, : into.codes.shape[1]])
     return True
 
 
@@ -261,18 +271,21 @@ def _columns() -> Tensor:
 
 def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
     """Rows `numbers` as bf16 [n, columns]."""
-    groups = weight.codes[numbers].view(len(numbers), -1, _GROUP_BYTES)
+    codes = weight.codes[numbers]
+    groups = F.pad(codes, (0, -codes.shape[1] % _GROUP_BYTES)).view(len(numbers), -1, _GROUP_BYTES)
     pairs, low = groups[..., : GROUP // 2], groups[..., GROUP // 2 :]
     places = torch.cat((pairs & 15, pairs >> 4), dim=-1).flatten(1).long()
     high = weight.palettes[numbers // PALETTE_ROWS].gather(1, places).view_as(low)
     decoded = torch.empty_like(low, dtype=torch.int32)
     decoded[..., _columns().to(low.device)] = high.int() << 8 | low.int()
     bits = decoded.flatten(1)
-    counts = weight.starts[numbers + 1] - weight.starts[numbers]
+    group = numbers // PALETTE_ROWS
+    counts = weight.starts[group + 1] - weight.starts[group]
     row = torch.arange(len(numbers), device=numbers.device).repeat_interleave(counts)
     within = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    escapes = weight.escapes[weight.starts[numbers].long()[row] + within]
-    column = (escapes >> 8).long()
+    escapes = weight.escapes[weight.starts[group].long()[row] + within]
+    is_its = escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS  # a palette's rows have theirs together
+    row, escapes = row[is_its], escapes[is_its]
+    column = (escapes >> 8 & (1 << 21) - 1).long()
     bits[row, column] = (escapes & 255) << 8 | bits[row, column] & 255
-    signed = torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16)
-    return signed.view(torch.bfloat16)[:, : weight.columns]
+    return (bits << 16 >> 16).to(torch.int16).view(torch.bfloat16)[:, : weight.columns]

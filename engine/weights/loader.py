@@ -19,7 +19,7 @@ from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
 from engine.weights.formats.plain import PLAIN
 from engine.weights.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
 from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
-from kernels.lossless import PALETTE, PALETTE_ROWS, LosslessWeight, row_bytes
+from kernels.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
 from kernels.plain import PlainWeight
 from kernels.weight import Weight
 
@@ -268,8 +268,8 @@ class WeightLoader:
         take, uint8, int32 = self._storage.take, torch.uint8, torch.int32
         weight = LosslessWeight(
             take(name + CODES, (rows, row_bytes(matrix.columns)), uint8),
-            take(name + PALETTES, (-(-rows // PALETTE_ROWS), PALETTE), uint8),
-            take(name + STARTS, (rows + 1,), int32),
+            take(name + PALETTES, (num_palettes(rows), PALETTE), uint8),
+            take(name + STARTS, (num_palettes(rows) + 1,), int32),
             take(name + ESCAPES, self._storage.shape(name + ESCAPES), int32),
             matrix.columns,
         )

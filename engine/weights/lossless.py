@@ -13,7 +13,7 @@ from engine.weights.bundle import TensorSpec, WeightBundleError
 from engine.weights.filling import NAMES
 from kernels.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
 
-CODED = ", its matrices in 12 bits"  # behind the type in a bundle's identity
+CODED = ", matrices in 12 bits"  # behind the type in a bundle's identity
 CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
 _WORTH = 0.9  # of the plain weight's bytes: coded ones take no more
 _PIECE_BYTES = 4 << 20
@@ -94,7 +94,8 @@ def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor) -> Itera
     for begin in range(0, plain.shape[0], step):
         rows = plain[begin : begin + step]
         groups = slice(begin // PALETTE_ROWS, -(-(begin + len(rows)) // PALETTE_ROWS))
-        part = Survey(survey.palettes[groups], survey.starts[begin : begin + len(rows) + 1], survey.columns)
+        starts = survey.starts[groups.start : groups.stop + 1]
+        part = Survey(survey.palettes[groups], starts, *rows.shape)
         weight = part.empty(escapes=escapes)
         encode_lossless(rows, weight)
         yield weight.codes

@@ -13,8 +13,9 @@
 
 typedef struct {
     const uint8_t *codes, *palette;
-    const int32_t *escape, *last_escape;
-    long escape_column;  // of the next one; LONG_MAX behind the last. Read from the list only then: it is in no cache
+    const uint32_t *escape, *end;  // the next one, and where those of the rows that share the palette end
+    long number;
+    long escape_column;  // of the next one; LONG_MAX behind the row's last. Read from the list only then: it is in no cache
     scalar *to;
 } coded_row;
 
@@ -34,10 +35,13 @@ typedef struct {
     long num_first;
 } decoder;
 
-INLINE long column_of_escape(const coded_row *row) { return row->escape == row->last_escape ? LONG_MAX : *row->escape >> 8; }
+INLINE long column_of_escape(const coded_row *row) {
+    return row->escape != row->end && *row->escape < bound_of(row->number, MOST_COLUMNS) ? column_of(*row->escape) : LONG_MAX;
+}
 
 INLINE coded_row coded_row_at(const coded *w, long row, scalar *to) {
-    coded_row r = {codes_at(w, row, 0), palette_of(w, row), w->escapes + w->starts[row], w->escapes + w->starts[row + 1], 0, to};
+    coded_row r = {.codes = codes_at(w, row, 0), .palette = palette_of(w, row), .number = row, .to = to};
+    r.escape = escapes_at(w, row, 0, &r.end);
     r.escape_column = column_of_escape(&r);
     return r;
 }
@@ -63,12 +67,14 @@ INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
         coded_row *row = parts[i].row;
         const uint8_t *from = parts[i].codes + step / STEPS * GROUP_BYTES;
         scalar *to = parts[i].to + k;
+        const long halves = parts[i].depth - k > HALF_GROUP ? 2 : 1;
 #ifdef SCALAR_BF16
-        store_group(from, load_palette(row->palette), to);
+        if (__builtin_expect(halves == 2, 1)) store_group(2, from, load_palette(row->palette), to);
+        else store_group(1, from, load_palette(row->palette), to);
 #else
         bf16 bits[GROUP];
-        store_group(from, load_palette(row->palette), bits);
-        for (long n = 0; n < GROUP; n += LANES) store(to + n, load_bf16(bits + n));
+        store_group(halves, from, load_palette(row->palette), bits);
+        for (long n = 0; n < halves * HALF_GROUP; n += LANES) store(to + n, load_bf16(bits + n));
 #endif
         for (const long first = parts[i].column + k; __builtin_expect(row->escape_column < first + GROUP, 0);) {
             scalar *at = to + row->escape_column - first;
@@ -96,7 +102,7 @@ INLINE void begin_decoding(decoder *d, long rows_of_tile) {
 
 // Fetches what a row's decoding begins with: of the row behind, whose `starts` have been fetched, the escapes.
 INLINE void fetch_coded_rows(const coded *w, long row, long behind) {
-    __builtin_prefetch(w->escapes + w->starts[row]);
+    __builtin_prefetch(w->escapes + w->starts[row / PALETTE_ROWS]);
     __builtin_prefetch(palette_of(w, row));
-    __builtin_prefetch(w->starts + row + behind);
+    __builtin_prefetch(w->starts + (row + behind) / PALETTE_ROWS);
 }

@@ -221,12 +221,12 @@ void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, l
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }
 
-void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
                            const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
                            int threads);
 
 // As `lossless_linear`, for more rows.
-void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
                          const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
                          int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};

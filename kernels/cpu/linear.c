@@ -142,23 +142,29 @@ INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, lon
 #if PIECE == 32
 #define AHEAD 4096  // bytes of codes: Zen 5, one thread, 39.7 GB/s of the 41 that can be read; 37 without fetching, which plain weights do best without
 
-// As add_block and add_rest of whole groups, decoded in registers.
+// As add_block and add_rest of whole groups and halves, decoded in registers.
 INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, depth, &stride);
     lanes sum[FEW];
     for (int m = 0; m < x_rows; m++) sum[m] = all(0);
+    long i = 0;
+#define COLUMNS(halves) \
+    do { \
+        piece columns[4]; \
+        decode_group(halves, codes, high, columns); \
+        _Pragma("GCC unroll 4") for (int j = 0; j < 2 * (halves); j++) \
+            _Pragma("GCC unroll 3") for (int m = 0; m < x_rows; m++) \
+                sum[m] = multiply_add(sum[m], columns[j], load_piece(block + m * stride + i + 32 * j)); \
+    } while (0)
 #pragma GCC unroll 4
-    for (long i = 0; i < depth; i += GROUP, codes += GROUP_BYTES) {
-        piece columns[4];
+    for (; i + GROUP <= depth; i += GROUP, codes += GROUP_BYTES) {
 #pragma GCC unroll 3
         for (int j = 0; j < GROUP_BYTES; j += 64) __builtin_prefetch(codes + j + AHEAD, 0, 3);
-        decode_group(codes, high, columns);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++)
-#pragma GCC unroll 3
-            for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], columns[j], load_piece(block + m * stride + i + 32 * j));
+        COLUMNS(2);
     }
+    if (i < depth) COLUMNS(1);
+#undef COLUMNS
     for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
 }
 #endif
@@ -166,22 +172,25 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
 // As stream_rows, of rows `first` and behind.
 INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, long first, long rows, long columns, float *sums) {
     scalar decoded[DEPTH];
+#if PIECE == 32
+    const uint32_t *end, *escape = escapes_at(w, first, 0, &end);
+#endif
     for (long n = 0; n < rows; n++) {
         float total[FEW] = {0};
 #if PIECE == 32
         const uint8_t *codes = codes_at(w, first + n, 0);
         const palette high = load_palette(palette_of(w, first + n));
-        const int32_t *escape = w->escapes + w->starts[first + n], *last = w->escapes + w->starts[first + n + 1];
+        if ((first + n) % PALETTE_ROWS == 0) end = w->escapes + w->starts[(first + n) / PALETTE_ROWS + 1];
 #endif
         for (long k = 0; k < columns; k += DEPTH) {
             const long depth = columns - k < DEPTH ? columns - k : DEPTH;
 #if PIECE == 32
-            if (depth % GROUP == 0 && (escape == last || *escape >> 8 >= k + depth)) {
+            if (depth % HALF_GROUP == 0 && (escape == end || *escape >= bound_of(first + n, k + depth))) {
                 if (depth == DEPTH) add_groups(x_rows, x, codes + k * 3 / 2, high, k, DEPTH, total);
                 else add_groups(x_rows, x, codes + k * 3 / 2, high, k, depth, total);
                 continue;
             }
-            while (escape != last && *escape >> 8 < k + depth) escape++;
+            while (escape != end && *escape < bound_of(first + n, k + depth)) escape++;
 #endif
             decode_rows(w, first + n, 1, k, depth, decoded, DEPTH);
             if (depth == DEPTH) add_block(x_rows, x, decoded, k, total);
@@ -341,7 +350,7 @@ void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y,
 }
 
 // The same with a weight in 12 bits.
-void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes,
+void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
                            const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
                            int threads) {
     const coded coded = {codes, palettes, starts, escapes, coded_row_bytes(columns)};

@@ -30,7 +30,7 @@ static void unpack_rows(const void *given, long piece) {
 }
 
 // The rows `numbers` of a weight [table_rows][columns], times `scale`; without numbers all of them.
-void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const int32_t *escapes, const int64_t *numbers, scalar *y,
+void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes, const int64_t *numbers, scalar *y,
                          long rows, long columns, long table_rows, float scale, int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
     const unpacking a = {w, numbers, y, rows, columns, table_rows, 1 + (1 << 13) / (columns + 1), scale};
@@ -41,34 +41,36 @@ void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const in
 typedef struct {
     const bf16 *w;
     uint8_t *palettes, *codes;
-    int32_t *starts, *escapes;
+    int32_t *starts;
+    uint32_t *escapes;
     long rows, columns, row_bytes;
 } packing_12;
 
 #define HIGH_BYTES 256
 
+// What escapes are until they get their own high byte comes first in a palette. A GPU, which adds the difference to products, has to have a number.
+INLINE int is_small(long high) { return (high & 0x7F) != 0x7F; }
+
 static void survey(const void *given, long group) {
     const packing_12 *a = given;
     const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
-    long counts[PALETTE_ROWS][HIGH_BYTES] = {{0}}, totals[HIGH_BYTES] = {0};
-    for (long row = begin; row < end; row++)
-        for (long k = 0; k < a->columns; k++) counts[row - begin][a->w[row * a->columns + k] >> 8]++;
-    for (long row = 0; row < PALETTE_ROWS; row++)
-        for (long byte = 0; byte < HIGH_BYTES; byte++) totals[byte] += counts[row][byte];
-    long escapes[PALETTE_ROWS];
-    for (long row = 0; row < PALETTE_ROWS; row++) escapes[row] = a->columns;
+    long counts[4][HIGH_BYTES] = {{0}}, totals[HIGH_BYTES];  // neighbours' counters apart: one would wait for another's
+    const bf16 *w = a->w + begin * a->columns;
+    for (long i = 0; i < (end - begin) * a->columns; i++) counts[i & 3][w[i] >> 8]++;
+    for (long byte = 0; byte < HIGH_BYTES; byte++) totals[byte] = counts[0][byte] + counts[1][byte] + counts[2][byte] + counts[3][byte];
+    long escapes = (end - begin) * a->columns;
     for (long place = 0; place < PALETTE; place++) {  // the most frequent one that is left; of equal ones the lowest
         long most = 0;
         for (long byte = 1; byte < HIGH_BYTES; byte++)
-            if (totals[byte] > totals[most]) most = byte;
+            if (totals[byte] > totals[most] && (place || is_small(byte))) most = byte;
         a->palettes[group * PALETTE + place] = (uint8_t)most;
+        escapes -= totals[most];
         totals[most] = -1;
-        for (long row = 0; row < PALETTE_ROWS; row++) escapes[row] -= counts[row][most];
     }
-    for (long row = begin; row < end; row++) a->starts[row + 1] = (int32_t)escapes[row - begin];
+    a->starts[group + 1] = (int32_t)escapes;
 }
 
-// Palettes, and behind starts[0] how many escapes each row has with them.
+// Palettes, and behind starts[0] how many escapes the rows of each have with them.
 void lossless_survey(const bf16 *w, uint8_t *palettes, int32_t *starts, long rows, long columns, int threads) {
     const packing_12 a = {w, palettes, NULL, starts, NULL, rows, columns, 0};
     starts[0] = 0;
@@ -86,9 +88,9 @@ static void encode(const void *given, long group) {
     const packing_12 *a = given;
     const uint8_t *high_bytes = a->palettes + group * PALETTE;
     const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
+    uint32_t *escape = a->escapes + a->starts[group];
     for (long row = begin; row < end; row++) {
         uint8_t *to = a->codes + row * a->row_bytes;
-        int32_t *escape = a->escapes + a->starts[row];
         for (long column = 0; column < a->columns; column += GROUP, to += GROUP_BYTES) {
             const long count = a->columns - column < GROUP ? a->columns - column : GROUP;
             bf16 values[GROUP] = {0};
@@ -104,17 +106,19 @@ static void encode(const void *given, long group) {
             for (long k = 0; any > PALETTE - 1 && k < count; k++)
                 if (places[k] == NO_PLACE) {
                     places[k] = 0;
-                    *escape++ = (int32_t)((column + k) << 8 | high[k]);
+                    *escape++ = (uint32_t)(row - begin) << 29 | (uint32_t)(column + k) << 8 | high[k];
                 }
             arrange(places, arranged);
             for (long i = 0; i < GROUP / 2; i++) to[i] = (uint8_t)(arranged[i] | arranged[i + GROUP / 2] << 4);
-            arrange(low, to + GROUP / 2);
+            uint8_t rest[GROUP];
+            arrange(low, rest);
+            memcpy(to + GROUP / 2, rest, count > HALF_GROUP ? GROUP : HALF_GROUP);
         }
     }
 }
 
-// Rows of a plain weight, with the palettes and starts that they were surveyed to have; `escapes` has room for starts[rows] of them.
-void lossless_encode(const bf16 *w, uint8_t *palettes, int32_t *starts, uint8_t *codes, int32_t *escapes, long rows, long columns, int threads) {
+// Rows of a plain weight, with the palettes and starts that they were surveyed to have; `escapes` has room for all of them.
+void lossless_encode(const bf16 *w, uint8_t *palettes, int32_t *starts, uint8_t *codes, uint32_t *escapes, long rows, long columns, int threads) {
     const packing_12 a = {w, palettes, codes, starts, escapes, rows, columns, coded_row_bytes(columns)};
     share(encode, &a, (rows + PALETTE_ROWS - 1) / PALETTE_ROWS, threads);
 }

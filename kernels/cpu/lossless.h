@@ -1,27 +1,34 @@
 // Weights of 12 bits that are bf16 to the bit: of each value the low byte as it is, and the place of its high byte (sign and seven bits of the
 // exponent) in a palette of 16, which eight rows share. High bytes that a palette lacks, the escapes, are listed apart.
 //
-// A row is cut into groups of 128 columns, the last one padded, of 192 bytes: 64 bytes of places, two in each, then 128 low bytes. Of every 16 low
-// bytes the first eight belong to one run of 32 columns and the others to the next, so that joining bytes within 16, which is one instruction, leaves
-// columns in order: 13 instructions for a group and its products, where AVX-512 has those of bf16.
+// A row is cut into groups of 128 columns, of 192 bytes: 64 bytes of places, two in each, then 128 low bytes. Of every 16 low bytes the first eight
+// belong to one run of 32 columns and the others to the next, so that joining bytes within 16, which is one instruction, leaves columns in order: 13
+// instructions for a group and its products, where AVX-512 has those of bf16. The last group of a row is padded, and lacks the last 64 low bytes where
+// it has 64 columns or less.
 #pragma once
 #include "lanes.h"
 
 #define GROUP 128
+#define HALF_GROUP (GROUP / 2)
 #define GROUP_BYTES (GROUP * 3 / 2)
 #define PALETTE 16
 #define PALETTE_ROWS 8
 #define MOST_DECODED 1024  // columns at a time
+#define MOST_COLUMNS (1l << 20)
 
 typedef struct {
     const uint8_t *codes;     // [rows][row_bytes]; NULL: the weight is plain
     const uint8_t *palettes;  // [(rows + 7) / 8][16]
-    const int32_t *starts;    // [rows + 1]: of each row in `escapes`
-    const int32_t *escapes;   // column << 8 | high byte, in order of columns
+    const int32_t *starts;    // [(rows + 7) / 8 + 1]: of the rows that share a palette in `escapes`
+    const uint32_t *escapes;  // row % 8 << 29 | column << 8 | high byte, in order of rows and columns
     long row_bytes;
 } coded;
 
-INLINE long coded_row_bytes(long columns) { return (columns + GROUP - 1) / GROUP * GROUP_BYTES; }
+// Whole groups, and what the columns behind them need.
+INLINE long coded_row_bytes(long columns) {
+    const long rest = columns % GROUP;
+    return columns / GROUP * GROUP_BYTES + (rest > HALF_GROUP ? GROUP_BYTES : rest ? GROUP : 0);
+}
 
 // `column` begins a group.
 INLINE const uint8_t *codes_at(const coded *w, long row, long column) { return w->codes + row * w->row_bytes + column / GROUP * GROUP_BYTES; }
@@ -35,37 +42,38 @@ INLINE long column_at(long place) { return place / 64 * 64 + place % 16 / 8 * 32
 typedef __m512i palette;
 INLINE palette load_palette(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 
-// to[i]: columns 32 * i ..
-INLINE void decode_group(const uint8_t *from, palette high, __m512i *to) {
+// to[i]: columns 32 * i .., of one half of a group or both.
+INLINE void decode_group(const int halves, const uint8_t *from, palette high, __m512i *to) {
     const __m512i places = _mm512_loadu_si512(from), low = _mm512_set1_epi8(15);
-    const __m512i first = _mm512_shuffle_epi8(high, _mm512_and_si512(places, low));
-    const __m512i second = _mm512_shuffle_epi8(high, _mm512_and_si512(_mm512_srli_epi16(places, 4), low));
-    const __m512i a = _mm512_loadu_si512(from + 64), b = _mm512_loadu_si512(from + 128);
-    to[0] = _mm512_unpacklo_epi8(a, first);
-    to[1] = _mm512_unpackhi_epi8(a, first);
-    to[2] = _mm512_unpacklo_epi8(b, second);
-    to[3] = _mm512_unpackhi_epi8(b, second);
+#pragma GCC unroll 2
+    for (int i = 0; i < halves; i++) {
+        const __m512i found = _mm512_shuffle_epi8(high, _mm512_and_si512(i ? _mm512_srli_epi16(places, 4) : places, low));
+        const __m512i bytes = _mm512_loadu_si512(from + 64 + 64 * i);
+        to[2 * i] = _mm512_unpacklo_epi8(bytes, found);
+        to[2 * i + 1] = _mm512_unpackhi_epi8(bytes, found);
+    }
 }
 
-INLINE void store_group(const uint8_t *from, palette high, bf16 *to) {
+INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
     __m512i columns[4];
-    decode_group(from, high, columns);
-    for (int i = 0; i < 4; i++) _mm512_storeu_si512(to + 32 * i, columns[i]);
+    decode_group(halves, from, high, columns);
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * halves; i++) _mm512_storeu_si512(to + 32 * i, columns[i]);
 }
 #elif defined(__AVX2__)
 #include <immintrin.h>
 typedef __m256i palette;
 INLINE palette load_palette(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE void store_group(const uint8_t *from, palette high, bf16 *to) {
+INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
     const __m256i low = _mm256_set1_epi8(15);
-    for (int half = 0; half < 2; half++) {
-        const __m256i places = _mm256_loadu_si256((const __m256i *)(from + 32 * half));
-        for (int i = 0; i < 2; i++) {
+    for (int part = 0; part < 2; part++) {
+        const __m256i places = _mm256_loadu_si256((const __m256i *)(from + 32 * part));
+        for (int i = 0; i < halves; i++) {
             const __m256i found = _mm256_shuffle_epi8(high, _mm256_and_si256(i ? _mm256_srli_epi16(places, 4) : places, low));
-            const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 + 64 * i + 32 * half));
-            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * half), _mm256_unpacklo_epi8(bytes, found));
-            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * half + 32), _mm256_unpackhi_epi8(bytes, found));
+            const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 + 64 * i + 32 * part));
+            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * part), _mm256_unpacklo_epi8(bytes, found));
+            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * part + 32), _mm256_unpackhi_epi8(bytes, found));
         }
     }
 }
@@ -73,20 +81,33 @@ INLINE void store_group(const uint8_t *from, palette high, bf16 *to) {
 typedef const uint8_t *palette;
 INLINE palette load_palette(const uint8_t *p) { return p; }
 
-INLINE void store_group(const uint8_t *from, palette high, bf16 *to) {
-    for (long i = 0; i < GROUP; i++) to[column_at(i)] = (bf16)(high[from[i % 64] >> i / 64 * 4 & 15] << 8 | from[64 + i]);
+INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
+    for (long i = 0; i < halves * HALF_GROUP; i++) to[column_at(i)] = (bf16)(high[from[i % 64] >> i / 64 * 4 & 15] << 8 | from[64 + i]);
 }
 #endif
 
-// The place in `escapes` of a row's first one at `column` or behind.
-INLINE long escape_at(const coded *w, long row, long column) {
-    long escape = w->starts[row];
-    while (escape < w->starts[row + 1] && w->escapes[escape] >> 8 < column) escape++;
-    return escape;
+INLINE long column_of(uint32_t escape) { return escape >> 8 & (2 * MOST_COLUMNS - 1); }
+
+// What escapes of a row at `column` or behind are not below.
+INLINE uint32_t bound_of(long row, long column) { return (uint32_t)(row % PALETTE_ROWS) << 29 | (uint32_t)column << 8; }
+
+// The first of a row's escapes at `column` or behind, or what comes in its place; `end`: where those of its palette's rows end.
+INLINE const uint32_t *escapes_at(const coded *w, long row, long column, const uint32_t **end) {
+    const int32_t *starts = w->starts + row / PALETTE_ROWS;
+    const uint32_t *from = w->escapes + starts[0], bound = bound_of(row, column);
+    long count = starts[1] - starts[0], below = 0;
+    *end = from + count;
+    while (count > 16) {
+        const long half = count / 2;
+        if (from[half] < bound) from += half + 1, count -= half + 1;
+        else count = half;
+    }
+    for (long i = 0; i < count; i++) below += from[i] < bound;  // nothing to guess wrong: a few nanoseconds for every row and block count
+    return from + below;
 }
 
 // A decoded value whose high byte its palette lacks, with that byte.
-INLINE scalar with_high_byte(scalar value, int32_t high) {
+INLINE scalar with_high_byte(scalar value, uint32_t high) {
 #ifdef SCALAR_BF16
     return (scalar)(high << 8 | (value & 255));
 #else
@@ -100,10 +121,13 @@ INLINE scalar with_high_byte(scalar value, int32_t high) {
 INLINE void decode_bits(const coded *w, long row, long column, long depth, bf16 *to) {
     const uint8_t *from = codes_at(w, row, column);
     const palette high = load_palette(palette_of(w, row));
-    for (long k = 0; k < depth; k += GROUP, from += GROUP_BYTES) store_group(from, high, to + k);
-    for (long i = escape_at(w, row, column); i < w->starts[row + 1] && w->escapes[i] >> 8 < column + depth; i++) {
-        bf16 *at = to + (w->escapes[i] >> 8) - column;
-        *at = (bf16)((w->escapes[i] & 255) << 8 | (*at & 255));
+    long k = 0;
+    for (; k + HALF_GROUP < depth; k += GROUP, from += GROUP_BYTES) store_group(2, from, high, to + k);
+    if (k < depth) store_group(1, from, high, to + k);
+    const uint32_t *end, *escape = escapes_at(w, row, column, &end);
+    for (; escape != end && *escape < bound_of(row, column + depth); escape++) {
+        bf16 *at = to + column_of(*escape) - column;
+        *at = (bf16)((*escape & 255) << 8 | (*at & 255));
     }
 }
 
@@ -115,7 +139,7 @@ static __attribute__((noinline, unused)) void decode_rows(const coded *w, long r
 #else
         bf16 bits[MOST_DECODED];
         decode_bits(w, row, column, depth, bits);
-        for (long k = 0; k < (depth + GROUP - 1) / GROUP * GROUP; k += LANES) store(to + k, load_bf16(bits + k));
+        for (long k = 0; k < (depth + HALF_GROUP - 1) / HALF_GROUP * HALF_GROUP; k += LANES) store(to + k, load_bf16(bits + k));
 #endif
     }
 }

@@ -93,7 +93,7 @@ def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     num_rows, columns = plain.shape
     palettes = plain.new_empty((-(-num_rows // 8), 16), dtype=torch.uint8)
-    counts = plain.new_empty(num_rows + 1, dtype=torch.int32)
+    counts = plain.new_empty(palettes.shape[0] + 1, dtype=torch.int32)
     library.lossless_survey(plain.data_ptr(), palettes.data_ptr(), counts.data_ptr(), num_rows, columns, 1)
     return palettes, counts.cumsum(0).to(torch.int32)
 
