@@ -167,7 +167,7 @@ def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
     """plain [rows, columns] bf16 -> palettes, starts."""
     high = (plain.view(torch.int16).int() >> 8) & 255
     rows = plain.shape[0]
-    counted = [torch.bincount(part.flatten(), minlength=256) for part in high.split(PALETTE_ROWS)]
+    counted = [torch.bincount(part.flatten(), minlength=256) for part in torch.split(high, PALETTE_ROWS)]
     counts = torch.stack(counted) if rows else high.new_empty((0, 256))
     of_numbers = counts.index_fill(1, torch.tensor([0x7F, 0xFF], device=counts.device), -1)
     ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)  # as in lossless.c
