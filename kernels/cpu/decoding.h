@@ -13,7 +13,7 @@
 
 typedef struct {
     const uint8_t *codes, *palette;
-    const uint32_t *escape, *end;  // the next one, and where those of the rows that share the palette end
+    escapes escapes;
     long number;
     long escape_column;  // of the next one; LONG_MAX behind the row's last. Read from the list only then: it is in no cache
     scalar *to;
@@ -36,12 +36,13 @@ typedef struct {
 } decoder;
 
 INLINE long column_of_escape(const coded_row *row) {
-    return row->escape != row->end && *row->escape < bound_of(row->number, MOST_COLUMNS) ? column_of(*row->escape) : LONG_MAX;
+    const uint32_t *next = row->escapes.next;
+    return next != row->escapes.end && *next < bound_of(row->number, MOST_COLUMNS) ? column_of(*next) : LONG_MAX;
 }
 
 INLINE coded_row coded_row_at(const coded *w, long row, scalar *to) {
     coded_row r = {.codes = codes_at(w, row, 0), .palette = palette_of(w, row), .number = row, .to = to};
-    r.escape = escapes_at(w, row, 0, &r.end);
+    r.escapes = escapes_at(w, row, 0);
     r.escape_column = column_of_escape(&r);
     return r;
 }
@@ -78,7 +79,7 @@ INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
 #endif
         for (const long first = parts[i].column + k; __builtin_expect(row->escape_column < first + GROUP, 0);) {
             scalar *at = to + row->escape_column - first;
-            *at = with_high_byte(*at, *row->escape++ & 255);
+            *at = with_high_byte(*at, *row->escapes.next++ & 255);
             row->escape_column = column_of_escape(row);
         }
     }

@@ -172,27 +172,24 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
 // As stream_rows, of rows `first` and behind.
 INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, long first, long rows, long columns, float *sums) {
     scalar decoded[DEPTH];
-#if PIECE == 32
-    const uint32_t *end, *escape = escapes_at(w, first, 0, &end);
-#endif
+    escapes left = escapes_at(w, first, 0);
     for (long n = 0; n < rows; n++) {
         float total[FEW] = {0};
 #if PIECE == 32
         const uint8_t *codes = codes_at(w, first + n, 0);
         const palette high = load_palette(palette_of(w, first + n));
-        if ((first + n) % PALETTE_ROWS == 0) end = w->escapes + w->starts[(first + n) / PALETTE_ROWS + 1];
 #endif
+        if ((first + n) % PALETTE_ROWS == 0) left.end = w->escapes + w->starts[(first + n) / PALETTE_ROWS + 1];
         for (long k = 0; k < columns; k += DEPTH) {
             const long depth = columns - k < DEPTH ? columns - k : DEPTH;
 #if PIECE == 32
-            if (depth % HALF_GROUP == 0 && (escape == end || *escape >= bound_of(first + n, k + depth))) {
+            if (depth % HALF_GROUP == 0 && (left.next == left.end || *left.next >= bound_of(first + n, k + depth))) {
                 if (depth == DEPTH) add_groups(x_rows, x, codes + k * 3 / 2, high, k, DEPTH, total);
                 else add_groups(x_rows, x, codes + k * 3 / 2, high, k, depth, total);
                 continue;
             }
-            while (escape != end && *escape < bound_of(first + n, k + depth)) escape++;
 #endif
-            decode_rows(w, first + n, 1, k, depth, decoded, DEPTH);
+            decode_rows(w, first + n, 1, k, depth, &left, decoded, DEPTH);
             if (depth == DEPTH) add_block(x_rows, x, decoded, k, total);
             else add_rest(x_rows, x, decoded, k, depth, total);
         }
@@ -225,13 +222,18 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
     const int is_coded = w->coded.codes != NULL;
     const long kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns, stride_of_w = is_coded ? DEPTH : columns;
     scalar decoded[W_UNIT * DEPTH] __attribute__((aligned(64)));
+    escapes left[W_UNIT];
+    for (long n = 0; is_coded && n < W_UNIT; n++)
+        if (n % W_TILE < w_rows[n / W_TILE]) left[n] = escapes_at(&w->coded, current->first[n / W_TILE] + n % W_TILE, 0);
     memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
     for (long k = 0; k < columns; k += DEPTH) {
         const long depth = columns - k < DEPTH ? columns - k : DEPTH;
         const int is_last = k + depth == columns;
         if (is_coded)
             for (long group = 0; group < W_UNIT / W_TILE; group++)
-                if (w_rows[group]) decode_rows(&w->coded, current->first[group], w_rows[group], k, depth, decoded + group * W_TILE * DEPTH, DEPTH);
+                if (w_rows[group])
+                    decode_rows(&w->coded, current->first[group], w_rows[group], k, depth, left + group * W_TILE, decoded + group * W_TILE * DEPTH,
+                                DEPTH);
         for (long i = 0; i < num_tiles; i++) {
             const long m = i * X_TILE, rows = x_rows - m < X_TILE ? x_rows - m : X_TILE;
             long stride;

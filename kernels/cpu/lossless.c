@@ -19,9 +19,10 @@ static void unpack_rows(const void *given, long piece) {
         // A number that the table lacks gives a row of NaN, as in rows.c.
         const float factor = is_there ? a->scale : NAN;
         scalar *to = a->y + i * a->columns;
+        escapes left = escapes_at(&a->w, is_there ? number : 0, 0);
         for (long k = 0; k < a->columns; k += MOST_DECODED) {
             const long depth = a->columns - k < MOST_DECODED ? a->columns - k : MOST_DECODED;
-            decode_rows(&a->w, is_there ? number : 0, 1, k, depth, decoded, MOST_DECODED);
+            decode_rows(&a->w, is_there ? number : 0, 1, k, depth, &left, decoded, MOST_DECODED);
             if (factor == 1.0f) memcpy(to + k, decoded, depth * sizeof *to);
             else
                 for (long j = 0; j < depth; j++) to[k + j] = put(get(decoded[j]) * factor);

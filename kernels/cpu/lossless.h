@@ -91,19 +91,24 @@ INLINE long column_of(uint32_t escape) { return escape >> 8 & (2 * MOST_COLUMNS 
 // What escapes of a row at `column` or behind are not below.
 INLINE uint32_t bound_of(long row, long column) { return (uint32_t)(row % PALETTE_ROWS) << 29 | (uint32_t)column << 8; }
 
-// The first of a row's escapes at `column` or behind, or what comes in its place; `end`: where those of its palette's rows end.
-INLINE const uint32_t *escapes_at(const coded *w, long row, long column, const uint32_t **end) {
+// The next escape, and where those of the rows that share a palette end.
+typedef struct {
+    const uint32_t *next, *end;
+} escapes;
+
+// A row's from `column` on, and those of rows behind it.
+INLINE escapes escapes_at(const coded *w, long row, long column) {
     const int32_t *starts = w->starts + row / PALETTE_ROWS;
     const uint32_t *from = w->escapes + starts[0], bound = bound_of(row, column);
     long count = starts[1] - starts[0], below = 0;
-    *end = from + count;
+    const uint32_t *end = from + count;
     while (count > 16) {
         const long half = count / 2;
         if (from[half] < bound) from += half + 1, count -= half + 1;
         else count = half;
     }
-    for (long i = 0; i < count; i++) below += from[i] < bound;  // nothing to guess wrong: a few nanoseconds for every row and block count
-    return from + below;
+    for (long i = 0; i < count; i++) below += from[i] < bound;  // nothing to guess wrong
+    return (escapes){from + below, end};
 }
 
 // A decoded value whose high byte its palette lacks, with that byte.
@@ -117,28 +122,29 @@ INLINE scalar with_high_byte(scalar value, uint32_t high) {
 #endif
 }
 
-// One row's columns from `column` on, which begins a group: `depth` of them, and what is left of the last one's group.
-INLINE void decode_bits(const coded *w, long row, long column, long depth, bf16 *to) {
+// One row's columns from `column` on, which begins a group: `depth` of them, and what is left of the last one's group. `left`: its escapes from there
+// on; it moves behind these columns'.
+INLINE void decode_bits(const coded *w, long row, long column, long depth, escapes *left, bf16 *to) {
     const uint8_t *from = codes_at(w, row, column);
     const palette high = load_palette(palette_of(w, row));
     long k = 0;
     for (; k + HALF_GROUP < depth; k += GROUP, from += GROUP_BYTES) store_group(2, from, high, to + k);
     if (k < depth) store_group(1, from, high, to + k);
-    const uint32_t *end, *escape = escapes_at(w, row, column, &end);
-    for (; escape != end && *escape < bound_of(row, column + depth); escape++) {
-        bf16 *at = to + column_of(*escape) - column;
-        *at = (bf16)((*escape & 255) << 8 | (*at & 255));
+    for (; left->next != left->end && *left->next < bound_of(row, column + depth); left->next++) {
+        bf16 *at = to + column_of(*left->next) - column;
+        *at = (bf16)((*left->next & 255) << 8 | (*at & 255));
     }
 }
 
-// As decode_bits, for several rows that come to lie `stride` apart; `depth` is MOST_DECODED at most.
-static __attribute__((noinline, unused)) void decode_rows(const coded *w, long row, long rows, long column, long depth, scalar *to, long stride) {
-    for (long end = row + rows; row < end; row++, to += stride) {
+// As decode_bits, for several rows that come to lie `stride` apart, each with its escapes; `depth` is MOST_DECODED at most.
+static __attribute__((noinline, unused)) void decode_rows(const coded *w, long row, long rows, long column, long depth, escapes *left, scalar *to,
+                                                          long stride) {
+    for (long end = row + rows; row < end; row++, left++, to += stride) {
 #ifdef SCALAR_BF16
-        decode_bits(w, row, column, depth, to);
+        decode_bits(w, row, column, depth, left, to);
 #else
         bf16 bits[MOST_DECODED];
-        decode_bits(w, row, column, depth, bits);
+        decode_bits(w, row, column, depth, left, bits);
         for (long k = 0; k < (depth + HALF_GROUP - 1) / HALF_GROUP * HALF_GROUP; k += LANES) store(to + k, load_bf16(bits + k));
 #endif
     }
