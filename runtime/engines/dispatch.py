@@ -100,7 +100,7 @@ class Dispatch:
         if prompt.num_uncached(replica) < SHORT_TOKENS:
             return Placement(replica, why="reason=short")
         if not others:
-            return Placement(replica, why="reason=no host for prompts is up")
+            return Placement(replica, why="reason=no other host for prompts is up")
         prefill = self._choose(submit, prompt, others)
         here_s, there_s = self._prefill_s(prompt, replica), self._hand_over_s(prompt, prefill, replica)
         why = f"here={1e3 * here_s:.1f}; there={1e3 * there_s:.1f}"

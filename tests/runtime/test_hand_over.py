@@ -236,7 +236,7 @@ async def test_a_host_that_was_late_is_asked_again_once_it_is_heard_of(split: Ca
         decode.answer = lambda submit: says("Hi")
         assert (await call(pair.site.app, CHAT, turn(LONG))).status == 200
         again = await call(pair.site.app, CHAT, turn("Again. " + LONG))
-        assert again.headers["x-pilotlight-route"] == "prompt=here; reason=no host for prompts is up"
+        assert again.headers["x-pilotlight-route"] == "prompt=here; reason=no other host for prompts is up"
         prefill.heartbeat()
         assert (
             (await call(pair.site.app, CHAT, turn("Once more. " + LONG)))

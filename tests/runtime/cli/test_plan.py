@@ -52,19 +52,23 @@ def test_the_embedded_model_is_planned_for_this_machine(
 
 
 def test_a_link_is_told_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
-    slow, fast = (
-        told(capsys, model=SCOUT, devices="2xh200", link_gbits=gbits, rtt_ms=20.0)["link"] for gbits in (1.0, 400.0)
-    )
-    assert slow["prompt_bytes"] == fast["prompt_bytes"] > 100 * 2**20
-    move_s = slow["prompt_bytes"] / 125e6
-    compute_s = slow["prompt_tokens"] / slow["computed_tokens_per_s"]
+    def over(gbits: float) -> dict[str, Any]:
+        found: dict[str, Any] = told(capsys, model="embedded:ember", devices="1xh100", link_gbits=gbits, rtt_ms=20.0)[
+            "link"
+        ]
+        return found
+
+    slow, fast = over(0.01), over(10_000.0)
+    layers, keys_and_values, heads, head_dim, bf16 = 6, 2, 2, 64, 2
+    assert slow["prompt_bytes"] == fast["prompt_bytes"] == 2048 * layers * keys_and_values * heads * head_dim * bf16
+    move_s, compute_s = slow["prompt_bytes"] / 1.25e6, 2048 / slow["computed_tokens_per_s"]
     assert slow["borrow_from_s"] == pytest.approx(0.020 + move_s - compute_s), "most of it is not hidden"
-    assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 50e9 / 4), (
-        "the last 512 of 2,048 tokens"
+    assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 1.25e12 / 4), (
+        "the last 512 tokens alone"
     )
     assert slow["route_from_s"] == fast["route_from_s"] == 0.020
     assert "slower than they are computed" in slow["reason"]
-    plan(Question(SCOUT, "2xh200", link_gbits=1.0, rtt_ms=20.0))
+    plan(Question("embedded:ember", "1xh100", link_gbits=0.01, rtt_ms=20.0))
     assert "worth the link only where nobody can answer there" in " ".join(capsys.readouterr().out.split())
 
 
