@@ -10,8 +10,9 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 2)  # of the protocol
+VERSION = (3, 3)  # of the protocol
 PRIORITIES = range(-8, 9)
+LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Lossless = Literal["auto", "off", "always"]

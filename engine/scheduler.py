@@ -27,6 +27,7 @@ from engine.kv.tiers import NoTiers, Tiers
 from engine.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from engine.preemption import Preemption
 from engine.prompt_shares import PromptShares
+from engine.protocol import LAST_CHUNK_TOKENS
 from engine.sequence import PENDING, Sequence
 from engine.stats import SchedulerCounts
 from engine.waiting import WaitingSequences
@@ -191,7 +192,7 @@ class Scheduler:
         short = False
         for sequence in sequences:
             planned = 0 if shares is None else plan.length_of(sequence)
-            length = min(len(sequence.token_ids) - sequence.num_computed_tokens - planned, plan.budget)
+            length = min(_num_in_step(sequence) - planned, plan.budget)
             if shares is not None:
                 length = min(length, shares[sequence.owner])
             if length == 0 or not sequence.tables:  # preempted for an older one
@@ -253,7 +254,7 @@ class Scheduler:
             self._start(sequence)
             length = sequence.num_uncomputed_tokens
             if not self.limits.whole_prompts:
-                length = min(length, plan.budget)
+                length = min(_num_in_step(sequence), plan.budget)
             grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
@@ -285,3 +286,9 @@ class Scheduler:
             self.counts.prefix_queries += sequence.num_prompt_tokens
             self.counts.prefix_hits += num_tokens
         insort(self.running, sequence, key=lambda s: s.arrival)
+
+
+def _num_in_step(sequence: Sequence) -> int:
+    """Return how many tokens of a sequence a step may have. The last chunk of a prompt that is handed over is a short one."""
+    uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
+    return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from engine.kv.groups import CacheGroups
 from engine.planning.planner import SplitPlan
-
-LAST_CHUNK_TOKENS = 512  # whose blocks nothing hides
+from engine.protocol import LAST_CHUNK_TOKENS
 
 
 class Link(NamedTuple):

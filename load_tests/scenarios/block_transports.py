@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--chunks", type=int, nargs="*", default=[256, 512, 1024], help="tokens of one")
+    parser.add_argument("--chunks", type=int, nargs="*", default=[512, 1024, 2048], help="tokens of one")
     options = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory(prefix="pilotlight-", dir=_memory()) as folder:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from engine.protocol import Submit
+from engine.protocol import LAST_CHUNK_TOKENS, Submit
 from runtime.engines.hand_over import can_hand_over
 from runtime.engines.model_state import ModelState, Replica
 from runtime.engines.prefixes import Chain, chain_of, root_of
@@ -26,7 +26,6 @@ OUTPUT_TOKENS = 64.0  # of a model's first answers
 OUTPUT_WEIGHT = 0.1  # of the newest answer in the moving average of their lengths
 # Of a hand-over, besides its bytes: a greeting, a sequence more, and the last chunk's blocks, which nothing hides
 HAND_OVER_S = 0.02
-LAST_CHUNK_TOKENS = 512
 SHORT_TOKENS = (
     64  # of a prompt that are not cached where it is answered: fewer are computed there, whatever the predictions
 )

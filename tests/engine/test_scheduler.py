@@ -10,7 +10,8 @@ from engine.plan import SchedulerLimits
 from engine.protocol import SamplingParams, Submit
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from tests.engine.driver import submit
+from engine.struct import replace
+from tests.engine.driver import drain, submit
 from tests.engine.fake_runner import FakeRunner, fake_engine
 
 TOKENS_PER_S = 850  # of a small model on a CPU
@@ -71,6 +72,13 @@ def test_where_nothing_decodes_a_prompt_has_the_whole_step() -> None:
     engine.step()
     engine.step()
     assert runner.batch_tokens == [2048, 2048]
+
+
+@pytest.mark.parametrize(("hands_over", "steps"), [(True, [388, 512]), (False, [900])])
+def test_the_last_chunk_of_a_prompt_that_is_handed_over_is_short(hands_over: bool, steps: list[int]) -> None:
+    engine, runner = fake_engine(num_blocks=80, block_size=16, max_num_batched_tokens=1024)
+    drain(engine, [replace(submit("a", list(range(900)), max_tokens=1), hands_over=hands_over)])
+    assert runner.batch_tokens == steps
 
 
 def test_before_anything_was_measured_a_step_is_not_capped() -> None:
