@@ -45,6 +45,7 @@ class TieredCache:
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, list[HostSlot]] = {}
+        self._awaited: dict[str, bool] = {}  # sequences whose blocks another host waits for, and whether each is open
         self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been handed out
         self._reads: set[TierRead] = set()  # begun, and neither taken nor cancelled
         self._num_lost_reads = 0
@@ -82,6 +83,8 @@ class TieredCache:
             self._fresh[block] = block_hash
 
     def begin_stores(self, everything: bool) -> None:
+        everything = everything or bool(self._awaited)
+        self._awaited = {name: is_open for name, is_open in self._awaited.items() if is_open}
         if not self._fresh:
             return
         limit = len(self._fresh) if everything else max(1, _STORED_PER_STEP_BYTES // self._block_bytes)
@@ -156,10 +159,12 @@ class TieredCache:
         return read
 
     def begin_hand_over(self, hand_over: str) -> None:
+        self._awaited[hand_over] = True
         if self._peers is not None:
             self._peers.server.begin(hand_over)
 
     def end_hand_over(self, hand_over: str) -> None:
+        self._awaited[hand_over] = False  # its last blocks are still to be stored
         if self._peers is not None:
             self._peers.server.end(hand_over)
 

@@ -170,7 +170,7 @@ class EngineTiers(Tiers, Protocol):
     """The tiers as the engine knows them, besides its scheduler."""
 
     def begin_stores(self, everything: bool) -> None:
-        """Begin to copy, once a step's results have been sent: a bounded amount unless `everything`."""
+        """Begin to copy, once a step's results have been sent: a bounded amount, unless `everything` or while another host waits for some."""
 
     def begin_hand_over(self, hand_over: str) -> None:
         """Note that a sequence will compute blocks for another host."""

@@ -115,6 +115,26 @@ def test_what_is_stored_comes_back_elsewhere(rig: Rig) -> None:
     assert not rig.cache[30:].any()
 
 
+def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv.tiered_cache._STORED_PER_STEP_BYTES", 2 * rig.bytes)
+
+    def stored_of(numbers: range) -> int:
+        before = len(rig.host)
+        for n in numbers:
+            rig.fill(n)
+            rig.tiers.store(n, name(n))
+        rig.tiers.begin_stores(everything=False)
+        assert rig.tiers.wait_until_idle(10)
+        return len(rig.host) - before
+
+    assert stored_of(range(5)) == 2
+    rig.tiers.begin_hand_over("a")
+    assert stored_of(range(5, 10)) == 3 + 5, "and what was left"
+    rig.tiers.end_hand_over("a")
+    assert stored_of(range(10, 15)) == 5, "its last blocks"
+    assert stored_of(range(15, 20)) == 2
+
+
 def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
     rig.fill(0)
     rig.tiers.store(0, name(0))
