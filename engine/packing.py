@@ -59,10 +59,10 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     identity = BundleIdentity(architecture(raw_config), str(dtype).removeprefix("torch."), digest, source)
     format = read_format(raw_config)
     if is_lossless and (dtype != torch.bfloat16 or format is not None):
-        how = "is quantized" if format is not None else f"is packed as {identity.dtype}"
-        raise CheckpointError(
-            f"{directory} {how}: --lossless is for plain weights in bfloat16; leave it out, or say --dtype bfloat16"
-        )
+        how, instead = f"is packed as {identity.dtype}", ", or round them with --dtype bfloat16"
+        if format is not None:
+            how, instead = "is quantized", ""
+        raise CheckpointError(f"{directory} {how}: --lossless is for plain weights in bfloat16; leave it out{instead}")
     plan = LayoutPlan(checkpoint)
     loader = WeightLoader(plan, dtype, META, format)
     family.load(config, loader, config.context_length)

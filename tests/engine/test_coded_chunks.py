@@ -193,6 +193,14 @@ def test_what_cannot_be_packed_so_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", dtype=torch.bfloat16)
     with pytest.raises(CheckpointError, match="is packed as float32: --lossless is for plain weights in bfloat16"):
         pack_directory(tmp_path / "model", tmp_path / "packed", "float32", Report(), is_lossless=True)
+    write_llama(tmp_path / "halves", dtype=torch.float16)
+    with pytest.raises(CheckpointError, match="is packed as float32: .* leave it out, or round them with --dtype"):
+        pack_directory(tmp_path / "halves", tmp_path / "packed", "auto", Report(), is_lossless=True)
+    write_family(tmp_path / "quantized", PACKED, torch.bfloat16)
+    with pytest.raises(
+        CheckpointError, match="is quantized: --lossless is for plain weights in bfloat16; leave it out$"
+    ):
+        pack_directory(tmp_path / "quantized", tmp_path / "packed", "bfloat16", Report(), is_lossless=True)
     assert not (tmp_path / "packed").exists()
     pack_directory(tmp_path / "model", tmp_path / "packed", "bfloat16", Report(), is_lossless=True)
     for dtype, is_lossless in (("auto", True), ("float32", False)):

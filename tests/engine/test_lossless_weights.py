@@ -161,6 +161,18 @@ def test_what_is_computed_in_fp32_is_left_alone_and_said(
     assert any("lossless = always leaves" in message for message in caplog.messages)
 
 
+def test_a_quantized_checkpoint_is_left_alone_and_said(
+    tmp_path: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_family(tmp_path, PACKED, torch.bfloat16)
+    caplog.set_level(logging.INFO)
+    expected = answers(load(tmp_path, None, memory, "off"), close=True)
+    left = load(tmp_path, None, memory, "always")
+    assert_same(answers(left, close=True), expected)
+    assert left.engine.info.saved_bytes == 0
+    assert sum("lossless = always leaves" in message for message in caplog.messages) == 1
+
+
 def test_a_matrix_that_does_not_shrink_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lossless, "_WORTH", 0.9)
     random = torch.randint(-(1 << 15), 1 << 15, (64, 512)).to(torch.int16).view(torch.bfloat16)
