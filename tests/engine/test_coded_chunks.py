@@ -194,11 +194,11 @@ def test_what_cannot_be_packed_so_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is packed as float32: --lossless is for plain weights in bfloat16"):
         pack_directory(tmp_path / "model", tmp_path / "packed", "float32", Report(), is_lossless=True)
     write_llama(tmp_path / "halves", dtype=torch.float16)
-    with pytest.raises(CheckpointError, match="is packed as float32: .* leave it out, or round them with --dtype"):
+    with pytest.raises(CheckpointError, match=r"is packed as float32: .* leave it out, or round them with --dtype"):
         pack_directory(tmp_path / "halves", tmp_path / "packed", "auto", Report(), is_lossless=True)
     write_family(tmp_path / "quantized", PACKED, torch.bfloat16)
     with pytest.raises(
-        CheckpointError, match="is quantized: --lossless is for plain weights in bfloat16; leave it out$"
+        CheckpointError, match=r"is quantized: --lossless is for plain weights in bfloat16; leave it out$"
     ):
         pack_directory(tmp_path / "quantized", tmp_path / "packed", "bfloat16", Report(), is_lossless=True)
     assert not (tmp_path / "packed").exists()
