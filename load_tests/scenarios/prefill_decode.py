@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +113,8 @@ class Load:
             threads = [self._thread(self._decode, site, i) for i in range(options.streams)]
             threads += [self._thread(self._prefill, site, began, prompt) for prompt in self._prompts()]
             for thread in threads:
-                thread.join()
+                thread.join(max(0.0, self._ends_at + LAST_PROMPT_S - time.time()))
+            unanswered = sum(thread.is_alive() for thread in threads[options.streams :])
             return {
                 "itl_ms": percentiles(self._gaps_ms),
                 "itl_p90_ms": round(sorted(self._gaps_ms)[int(0.9 * (len(self._gaps_ms) - 1))], 3),
@@ -120,7 +122,8 @@ class Load:
                 "tokens_per_s": round((self._output_tokens + self._prompt_tokens) / options.seconds, 1),
                 "output_tokens_per_s": round(self._output_tokens / options.seconds, 1),
                 "prompt_tokens_per_s": round(self._prompt_tokens / options.seconds, 1),
-                "failures": self._failures,
+                "unanswered_prompts": unanswered,  # a few seconds after the end, and no more waited for
+                "failures": list(self._failures),
                 "handed_over": _handed_over(site),
             }
 
@@ -132,7 +135,7 @@ class Load:
     def _guarded(self, target: Callable[..., None], *arguments: object) -> None:
         try:
             target(*arguments)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, HTTPException) as error:
             with self._lock:
                 self._failures.append(str(error)[:200])
 
