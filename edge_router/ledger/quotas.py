@@ -13,6 +13,7 @@ from sites.network import CustomerConfig
 from wire.errors import ApiError
 
 DAY_S = 86_400
+DAYS_KEPT = 3  # a clock that jumps to another day and back finds what was used in this one
 
 
 class Reserved(NamedTuple):
@@ -38,6 +39,7 @@ class DailyQuotas:
         self._limits: dict[str, CustomerConfig] = {}
         self._day = self._today()
         self._used: dict[str, DayUse] = {}
+        self._days = {self._day: self._used}
 
     def set(self, accounts: Iterable[CustomerConfig]) -> None:
         """Hold these to their quotas from now on."""
@@ -70,7 +72,7 @@ class DailyQuotas:
         if limits is None:
             return None
         if (today := self._today()) != self._day:
-            self._day, self._used = today, {}
+            self._turn_to(today)
         use = self._used.setdefault(account, DayUse())
         if limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
             raise self._refusal(account, f"{limits.tokens_per_day:,} tokens", f"{use.tokens:,}", f"{tokens:,}")
@@ -82,12 +84,16 @@ class DailyQuotas:
         return Reserved(account, self._day, tokens, cost)
 
     def settle(self, reserved: Reserved | None, tokens: int, cost: int) -> None:
-        """Put what a request came to in the place of what it had reserved; of another day than today's nobody asks any more."""
-        if reserved is None or reserved.day != self._day or reserved.account not in self._used:
+        """Put what a request came to in the place of what it had reserved, on the day that it was reserved of."""
+        if reserved is None or (use := self._days.get(reserved.day, {}).get(reserved.account)) is None:
             return
-        use = self._used[reserved.account]
         use.tokens += tokens - reserved.tokens
         use.cost += cost - reserved.cost
+
+    def _turn_to(self, today: int) -> None:
+        self._day, self._used = today, self._days.setdefault(today, {})
+        if len(self._days) > DAYS_KEPT:
+            del self._days[min(day for day in self._days if day != today)]
 
     def _today(self) -> int:
         return int(self._clock() // DAY_S)

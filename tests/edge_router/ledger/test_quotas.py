@@ -3,7 +3,7 @@
 import pytest
 
 from edge_router.ledger.prices import BILLIONTHS
-from edge_router.ledger.quotas import DAY_S, DailyQuotas
+from edge_router.ledger.quotas import DAY_S, DAYS_KEPT, DailyQuotas
 from sites.network import CustomerConfig
 from tests.edge_router.builders import Clock
 from wire.errors import ApiError
@@ -55,3 +55,32 @@ def test_a_router_begins_with_what_its_ledger_has_of_the_day() -> None:
     with pytest.raises(ApiError, match="90 are used"):
         kept.reserve("acme", 11, 0)
     assert kept.reserve("acme", 10, 0)
+
+
+def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    at_work = kept.reserve("acme", 60, 0)
+    clock.advance(DAY_S)
+    tomorrow = kept.reserve("acme", 100, 0)
+    kept.settle(at_work, 90, 0)  # counts on its own day
+    for back in (-DAY_S, 0):
+        clock.advance(back)
+        with pytest.raises(ApiError, match="90 are used"):
+            kept.reserve("acme", 11, 0)
+    clock.advance(DAY_S)
+    with pytest.raises(ApiError, match="100 are used"):
+        kept.reserve("acme", 1, 0)
+    kept.settle(tomorrow, 40, 0)
+    assert kept.reserve("acme", 60, 0)
+
+
+def test_days_that_have_passed_are_forgotten() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    first = kept.reserve("acme", 100, 0)
+    for _ in range(DAYS_KEPT):
+        clock.advance(DAY_S)
+        assert kept.reserve("acme", 100, 0)
+    kept.settle(first, 0, 0)  # of a day that nobody counts any more
+    assert len(kept._days) == DAYS_KEPT
