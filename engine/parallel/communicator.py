@@ -4,6 +4,7 @@ Knows tensors and one group of torch.distributed's, Gloo on CPUs and NCCL on GPU
 every rank has the same bits.
 """
 
+import socket
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -138,7 +139,9 @@ class RankLinks(NamedTuple):
 
 def new_store() -> TCPStore:
     """Return the first rank's store, at which ranks of this machine find each other; it listens on a port of its own."""
-    return TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
+    listener = socket.create_server((LOCALHOST, 0))  # a store's own would listen on every address of the machine
+    port = listener.getsockname()[1]
+    return TCPStore(LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def link(rank: int, size: int, num_stages: int, store: Store, device: torch.device) -> RankLinks:
