@@ -13,7 +13,7 @@ from edge_router.lateness import TOLERANCE, Lateness
 from edge_router.policy import BackendView, State
 from edge_router.rtt import RoundTrip
 from sites.network import HealthConfig, SiteRef
-from wire.prefixes import decode_prefixes
+from wire.prefixes import apply_changes
 from wire.status import Place, SiteStatus, SiteView
 
 EJECT_AFTER = 5  # tries in a row that brought no answer; a full site that refuses politely counts too: it is given time
@@ -170,7 +170,9 @@ class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
         self.at = float("-inf")  # when it was asked for
+        self.digests = 0  # the edition that is known of its models' prefixes; 0: none
         self.prefixes: frozenset[int] = frozenset()
+        self._by_model: dict[str, frozenset[int]] = {}
         self.backlog_ms = 0.0
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
@@ -179,8 +181,11 @@ class PublishedStatus:
         known = self.status
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
-        self.prefixes = self._decoded(status)
-        self._set(status, asked_at)
+        self._learn_prefixes(status)
+        models = tuple(
+            replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models
+        )  # they are decoded
+        self._set(replace(status, models=models), asked_at)
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
@@ -201,16 +206,24 @@ class PublishedStatus:
         ]
         self.backlog_ms = max(queues_ms, default=0.0)
 
-    def _decoded(self, status: SiteStatus) -> frozenset[int]:
-        """Decoded once per change. A malformed digest is as good as none: it only says where a cache is."""
-        raw = tuple(model.prefixes for model in status.models)
-        if self.status is not None and raw == tuple(model.prefixes for model in self.status.models):
-            return self.prefixes
+    def _learn_prefixes(self, status: SiteStatus) -> None:
+        """A malformed digest is as good as none: it only says where a cache is. Where changes cannot be applied, all is asked for next."""
+        since = status.digests_since
+        if since and since == status.digests == self.digests:
+            return
+        if since and since != self.digests:
+            self.digests = 0
+            return
+        held = self._by_model if since else {}
         try:
-            sets = [decode_prefixes(part) for part in raw if part]
-            return sets[0] if len(sets) == 1 else frozenset().union(*sets)
+            self._by_model = {
+                model.name: apply_changes(held.get(model.name, frozenset()), model.prefixes, model.prefixes_dropped)
+                for model in status.models
+            }
+            self.digests = status.digests
         except ValueError:
-            return frozenset()
+            self._by_model, self.digests = {}, 0
+        self.prefixes = frozenset().union(*self._by_model.values())
 
 
 class ProbedState:

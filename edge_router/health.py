@@ -85,7 +85,9 @@ class HealthMonitor:
         asked_at = self._clock()
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                fetched = await self._fetch(backend.url + STATUS_PATH, backend.name)
+                known = backend.published.digests
+                query = f"?digests={known}" if known else ""
+                fetched = await self._fetch(backend.url + STATUS_PATH + query, backend.name)
             elapsed_ms = 1000 * (self._clock() - asked_at)
             if fetched.refusal:
                 raise _HopRefused
@@ -140,7 +142,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
         trips = SimpleNamespace(count=1)
         headers = {REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if secret:
-            headers[HOP] = sign_hop(secret, clocks.now_s(site), Hop("GET", STATUS_PATH, request_id, site))
+            hop = Hop("GET", STATUS_PATH, request_id, site, url.partition("?")[2])
+            headers[HOP] = sign_hop(secret, clocks.now_s(site), hop)
         async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=trips) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():

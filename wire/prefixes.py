@@ -48,6 +48,21 @@ def decode_prefixes(raw: bytes) -> frozenset[int]:
     return frozenset(packed)
 
 
+@lru_cache(maxsize=64)  # all routers of a network ask for the same few
+def changed_prefixes(before: bytes, after: bytes) -> tuple[bytes, bytes]:
+    """Encode what has come and what has gone between two digests."""
+    old, new = decode_prefixes(before), decode_prefixes(after)
+    return encode_prefixes(new - old), encode_prefixes(old - new)
+
+
+def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[int]:
+    """Return what is held after changes. Raises ValueError on bytes that `changed_prefixes` cannot have written, and on more than MAX_PUBLISHED."""
+    found = held - decode_prefixes(gone) | decode_prefixes(came)
+    if len(found) > MAX_PUBLISHED:
+        raise ValueError(f"a prefix digest has at most {MAX_PUBLISHED} entries; with these changes it has {len(found)}")
+    return found
+
+
 def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
     """Encode what a router tells a site about one prompt: (short digest, tokens up to there by the router's estimate), as a header's value."""
     packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])

@@ -45,7 +45,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     cached_tokens: int = 0  # of these, found in the prefix cache (counter)
     kv_store: str = ""  # the KV store behind its prefix cache, by the name that all its members know; "": none answers
     kv_store_tokens_per_s: float = 0.0  # of prompts that are read from there; 0: not measured yet
-    prefixes: bytes = b""  # digest of what its prefix cache holds (wire/prefixes.py)
+    prefixes: bytes = b""  # digest of what its prefix cache holds (wire/prefixes.py); in a status of changes, what it holds since then
+    prefixes_dropped: bytes = b""  # in a status of changes: what it held then and holds no more
     prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
 
 
@@ -89,6 +90,8 @@ class SiteStatus(msgspec.Struct, frozen=True):
     processes: tuple[ProcessStatus, ...]
     functions: FunctionsStatus | None = None  # None: this site has none
     uptime_s: float = 0.0
+    digests: int = 0  # the edition of its models' prefixes: another one after every change; 0: not counted
+    digests_since: int = 0  # the models' prefixes are the changes since that edition; 0: they are whole
     finetunes: str | None = (
         None  # another word after every change of what accounts have uploaded; None: it takes no uploads
     )

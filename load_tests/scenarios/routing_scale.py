@@ -6,19 +6,24 @@ import tracemalloc
 from collections.abc import Callable
 from time import process_time
 
+from msgspec.structs import replace
+
 from edge_router.backend import Backend
 from edge_router.policy import RouteRequest
 from edge_router.policy.cost import CostPolicy
 from edge_router.policy.gorgo import GorgoPolicy
 from edge_router.rtt import RoundTrip
 from edge_router.session import ConversationFingerprint, Prefix, SessionTable
+from runtime.digest_editions import DigestEditions
+from runtime.traffic import PUBLISH_EVERY_S
 from sites.config import PlaceConfig
 from sites.network import HealthConfig, SiteRef
-from wire.prefixes import MAX_PUBLISHED, encode_prefixes
+from wire.prefixes import MAX_PUBLISHED, decode_prefixes, encode_prefixes
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 SITES = (25, 330, 5000)
 DIGESTS = 32  # of a prompt: what a long conversation brings
+CHANGED_PER_EDITION = 90  # prefixes: three requests a second that bring three each
 SAMPLES = 7
 PRICED = 8_000  # sites a sample, about
 
@@ -39,9 +44,30 @@ def decision_costs() -> dict[str, dict[str, float]]:
 
 
 def status_bytes() -> dict[str, float]:
-    """Return the bytes of one status as JSON, with the most prefixes that it may publish and with none; and of a table's entry."""
+    """Return the bytes of one status as JSON: whole with the most prefixes that it may publish, with none, and the mean of those that tell a router
+    what has changed. And the bytes of a table's entry."""
     full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
-    return {"full_bytes": len(full), "without_digest_bytes": len(empty), "table_entry_bytes": _table_entry_bytes()}
+    return {
+        "full_bytes": len(full),
+        "changes_bytes": _mean_of_changes(),
+        "without_digest_bytes": len(empty),
+        "table_entry_bytes": _table_entry_bytes(),
+    }
+
+
+def _mean_of_changes() -> float:
+    """Of a site whose cache is full: what comes pushes out as much, and a router asks once a second."""
+    editions, draw, known, sizes = DigestEditions(), random.Random(1), 0, []
+    status = _status("s1", MAX_PUBLISHED)
+    held = list(decode_prefixes(status.models[0].prefixes))
+    for second in range(60):
+        if second % int(PUBLISH_EVERY_S) == 0:
+            held = held[CHANGED_PER_EDITION:] + [draw.randrange(2**31) for _ in range(CHANGED_PER_EDITION)]
+            status = replace(status, models=(replace(status.models[0], prefixes=encode_prefixes(held)),))
+        told = editions.publish(status, known)
+        known = told.digests
+        sizes.append(len(encode_status(told)))
+    return round(statistics.mean(sizes[int(PUBLISH_EVERY_S) :]), 1)
 
 
 def _table_entry_bytes() -> float:

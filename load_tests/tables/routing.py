@@ -67,9 +67,17 @@ def scale_rows(results: Record) -> Iterable[list[str]]:
     yield ["", *(f"{number} sites" for number in results["decisions"])]
     yield ["a decision, ms of processor time", *(f"{at['rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
     yield ["GORGO's", *(f"{at['gorgo_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
-    full, empty = (results["statuses"][name] for name in ("full_bytes", "without_digest_bytes"))
-    for name, size in (("statuses a second with full digests, Mbit", full), ("without digests", empty)):
-        yield [name, *(f"{8e-6 * size * int(number):,.1f}" for number in results["decisions"])]
+    names = {
+        "full_bytes": "with full digests",
+        "changes_bytes": "with what has changed of them",
+        "without_digest_bytes": "without digests",
+    }
+    for key, name in names.items():
+        if (size := results["statuses"].get(key)) is not None:
+            yield [
+                f"statuses a second {name}, Mbit",
+                *(f"{8e-6 * size * int(number):,.1f}" for number in results["decisions"]),
+            ]
 
 
 def _best(others: list[Record], name: str) -> str:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from dialects.openapi import document, page
 from runtime.connection import json_response
+from runtime.digest_editions import DigestEditions
 from runtime.site import Site
 from wire.status import Place, SiteStatus, encode_status
 
@@ -24,6 +25,7 @@ class Health:
     def __init__(self, site: Site, functions: "FunctionsService | None") -> None:
         self._site = site
         self._functions = functions
+        self._editions = DigestEditions()
         self._sequence = 0
         self._started_s = time.monotonic()
 
@@ -57,7 +59,10 @@ class Health:
         return Response(self._site.metrics.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def status(self, request: Request) -> Response:
-        return json_response(encode_status(self.site_status()))
+        """With `?digests=EDITION`, what has changed of the prefix digests since that edition, if the site still knows it."""
+        known = request.query_params.get("digests", "")
+        status = self._editions.publish(self.site_status(), int(known) if known.isdecimal() and len(known) < 20 else 0)
+        return json_response(encode_status(status))
 
     def site_status(self) -> SiteStatus:
         self._sequence += 1

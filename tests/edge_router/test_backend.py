@@ -299,6 +299,9 @@ async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
         fetch = status_fetch(session)
         fetched = [await fetch(site.url + "/status", "ams1") for _ in range(3)]
         assert [(reply.http_status, reply.round_trips) for reply in fetched] == [(200, 2), (200, 1), (200, 1)]
+        site.secret = "s" * 32
+        fetch = status_fetch(session, site.secret)
+        assert (await fetch(site.url + "/status?digests=7", "ams1")).http_status == 200  # the query is signed, too
         site.status_body = b" " * (5 << 20)
         with pytest.raises(ProbeError, match="larger than"):
             await fetch(site.url + "/status", "ams1")

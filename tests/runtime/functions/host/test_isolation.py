@@ -93,7 +93,7 @@ async def keep_asking(served: Served) -> None:
 
 
 async def outcome_of_a_start(served: Served, path: str, name: str) -> str:
-    """While what an earlier attempt has forked is still ending, its user may start no process."""
+    """While what an earlier attempt has forked is still ending, its user may start no process; after a failed start none is tried for a while."""
     while True:
         try:
             return await outcome(served, path, name)
@@ -123,7 +123,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
         await asyncio.wait_for(isolate.until_gone(), 15)
         return said(await isolate.exit_fault())
     except Failure as failure:
-        if "cannot be started" in failure.message:
+        if "cannot be started" in failure.message or failure.code == "overloaded":
             raise NotStarted from None
         return said(failure)
 
