@@ -6,6 +6,7 @@ own: one that a kernel has brought down takes no other's results along.
 """
 
 import argparse
+import ast
 import importlib.util
 import os
 import signal
@@ -27,18 +28,6 @@ LAST_WORDS_S = 20.0
 REHEARSAL_S = 3600.0  # with two cores that may do other things too, where a GPU machine has sixteen
 # The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
 CHECKED = ("tests/kernels", "tests/engine")
-NEEDS_MORE = {
-    "jsonschema",
-    "llguidance",
-    "msgspec",
-    "zmq",
-    "transformers",
-    "jinja2",
-    "orjson",
-    "starlette",
-    "pydantic",
-    "pytest_asyncio",
-}
 # With what each may take in all: twice the time for repeats, since checking and compiling come on top. What is tuned is used by the others.
 _REHEARSED = 5  # times as long, as a check may take
 BENCHES = {
@@ -130,14 +119,15 @@ def plugins() -> list[str]:
 
 def unimportable(paths: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
     """Test files that import what this machine does not have, with what that is: nothing is left out in silence."""
-    missing = {name for name in NEEDS_MORE if importlib.util.find_spec(name) is None}
-    found = {}
-    for path in paths:
-        files = sorted((ROOT / path).rglob("test_*.py")) if (ROOT / path).is_dir() else []
-        for file in files:
-            if needs := sorted(imports(file, set()) & missing):
-                found[str(file.relative_to(ROOT))] = needs
-    return found
+    files = [file for path in paths if (ROOT / path).is_dir() for file in sorted((ROOT / path).rglob("test_*.py"))]
+    needed = {str(file.relative_to(ROOT)): imports(file, set()) for file in files}
+    missing = {name for name in set().union(*needed.values()) if not is_here(name)}
+    return {file: sorted(names & missing) for file, names in needed.items() if names & missing}
+
+
+def is_here(package: str) -> bool:
+    is_ours = (ROOT / package).is_dir() or (ROOT / f"{package}.py").exists()
+    return is_ours or importlib.util.find_spec(package) is not None
 
 
 def imports(file: Path, seen: set[Path]) -> set[str]:
@@ -145,16 +135,18 @@ def imports(file: Path, seen: set[Path]) -> set[str]:
     seen.add(file)
     whole = file.read_text(encoding="utf-8")
     names = {"pytest_asyncio"} if "async def test_" in whole else set()
-    for text in whole.splitlines():
-        words = text.split()
-        if not text.startswith(("import ", "from ")) or len(words) < 2:
+    for node in ast.parse(whole).body:
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
             continue
-        package = words[1].partition(".")[0].rstrip(",")
-        names.add(package)
-        parts = words[1].split(".")
-        parents = [ROOT.joinpath(*parts[:i]) for i in range(1, len(parts) + 1)]
-        if words[0] == "from" and len(words) > 3:
-            parents += [parents[-1] / name.strip(",()") for name in words[3:]]
+        names.update(module.partition(".")[0] for module in modules)
+        parents = [
+            ROOT.joinpath(*parts[:i]) for parts in (m.split(".") for m in modules) for i in range(1, len(parts) + 1)
+        ]
         for ours in (path for parent in parents for path in (parent.with_suffix(".py"), parent / "__init__.py")):
             if ours.exists() and ours not in seen:
                 names |= imports(ours, seen)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -27,6 +28,7 @@ def write_adapter(
     **options: Any,
 ) -> PreTrainedModel:
     """Write an adapter of random numbers to a directory; return the model with it merged by PEFT."""
+    pytest.importorskip("peft")
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         from peft import LoraConfig, get_peft_model

@@ -35,7 +35,6 @@ from engine.weights.bundle import (
 )
 from engine.weights.bundle_file import BundleFile, BundleWriter, free_bytes
 from engine.weights.checkpoint import PACKED_SUFFIX
-from engine.weights.coded_chunks import encode_chunk
 from engine.weights.filling import Job, ReadingProgress, as_bytes, fill
 from engine.weights.storage import BundleMemory
 from kernels.cpu import durable
@@ -99,6 +98,8 @@ def _spool(
     plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress
 ) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
     """Write the tensors one behind another, coded or as they are; return what each piece is, and the shapes of those that are coded."""
+    from engine.weights.coded_chunks import encode_chunk  # few models need Zstandard
+
     memory = BundleMemory(plain.map(), plain.bundle)
     specs: list[TensorSpec] = []
     coded: dict[str, tuple[int, ...]] = {}

@@ -14,16 +14,14 @@ from edge_router.policy.cost import CostPolicy
 from edge_router.policy.gorgo import GorgoPolicy
 from edge_router.rtt import RoundTrip
 from edge_router.session import ConversationFingerprint, Prefix, SessionTable
-from runtime.digest_editions import DigestEditions
-from runtime.traffic import PUBLISH_EVERY_S
 from sites.config import PlaceConfig
 from sites.network import HealthConfig, SiteRef
-from wire.prefixes import MAX_PUBLISHED, decode_prefixes, encode_prefixes
+from wire.prefixes import MAX_PUBLISHED, changed_prefixes, decode_prefixes, encode_prefixes
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 SITES = (25, 330, 5000)
 DIGESTS = 32  # of a prompt: what a long conversation brings
-CHANGED_PER_EDITION = 90  # prefixes: three requests a second that bring three each
+CHANGED_IN_10_S = 90  # prefixes: three requests a second that bring three each
 SAMPLES = 7
 PRICED = 8_000  # sites a sample, about
 
@@ -56,18 +54,15 @@ def status_bytes() -> dict[str, float]:
 
 
 def _mean_of_changes() -> float:
-    """Of a site whose cache is full: what comes pushes out as much, and a router asks once a second."""
-    editions, draw, known, sizes = DigestEditions(), random.Random(1), 0, []
-    status = _status("s1", MAX_PUBLISHED)
+    """Of a site whose cache is full: what comes pushes out as much. It makes its digest anew every ten seconds; a router asks once a second."""
+    draw, status = random.Random(1), _status("s1", MAX_PUBLISHED)
     held = list(decode_prefixes(status.models[0].prefixes))
-    for second in range(60):
-        if second % int(PUBLISH_EVERY_S) == 0:
-            held = held[CHANGED_PER_EDITION:] + [draw.randrange(2**31) for _ in range(CHANGED_PER_EDITION)]
-            status = replace(status, models=(replace(status.models[0], prefixes=encode_prefixes(held)),))
-        told = editions.publish(status, known)
-        known = told.digests
-        sizes.append(len(encode_status(told)))
-    return round(statistics.mean(sizes[int(PUBLISH_EVERY_S) :]), 1)
+    after = held[CHANGED_IN_10_S:] + [draw.randrange(2**31) for _ in range(CHANGED_IN_10_S)]
+    sizes = []
+    for came, gone in (changed_prefixes(encode_prefixes(held), encode_prefixes(after)), *[(b"", b"")] * 9):
+        model = replace(status.models[0], prefixes=came, prefixes_dropped=gone)
+        sizes.append(len(encode_status(replace(status, models=(model,), digests=2**47 + 1, digests_since=2**47))))
+    return statistics.mean(sizes)
 
 
 def _table_entry_bytes() -> float:

@@ -18,15 +18,19 @@ FILES = {
 @pytest.fixture(scope="module")
 def path() -> RequestPath:
     """Through our own server, whichever the other tests have: it is part of the way. Of three traces the one with the fewest files: on a busy machine
-    what a site does beside requests falls into most of a trace's rounds."""
+    what processes do beside requests falls into most of a trace's rounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SERVER_ENV, "own")
         found = trace_request(ROOT, rounds=5)
         for _ in range(2):
-            if all(found.packages()[name][0] <= most for name, most in FILES.items()):
+            if num_too_many(found) == 0:
                 break
-            found = min(found, trace_request(ROOT, rounds=5), key=lambda path: path.packages()["runtime"][0])
+            found = min(found, trace_request(ROOT, rounds=5), key=num_too_many)
         return found
+
+
+def num_too_many(path: RequestPath) -> int:
+    return sum(max(0, path.packages()[name][0] - most) for name, most in FILES.items())
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -58,4 +62,6 @@ def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None
 
 @pytest.mark.parametrize("package", FILES)
 def test_a_request_runs_through_few_files(package: str, path: RequestPath) -> None:
-    assert path.packages()[package][0] <= FILES[package]
+    assert path.packages()[package][0] <= FILES[package], sorted(
+        {function.file for one in path.processes for function in one.functions if function.file.startswith(package)}
+    )

@@ -115,7 +115,7 @@ def test_a_test_file_is_left_out_by_name_for_what_it_imports_anywhere(
     (tmp_path / "tests" / "test_near.py").write_text("import torch\n")
     (tmp_path / "tests" / "test_waits.py").write_text("async def test_it(): ...\n")
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: "here" if name == "torch" else None)
     assert gpu.unimportable(["tests"]) == {"tests/test_far.py": ["zmq"], "tests/test_waits.py": ["pytest_asyncio"]}
 
 

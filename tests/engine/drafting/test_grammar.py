@@ -12,6 +12,8 @@ from engine.protocol import Constraint, SamplingParams
 from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
 
+pytest.importorskip("llguidance")  # the product imports it when a grammar is compiled
+
 TOKENIZER = Tokenizer.from_directory(HERE)
 SCHEMA = {
     "type": "object",
