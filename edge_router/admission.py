@@ -70,6 +70,12 @@ class Bucket:
     def take(self, amount: float, now: float) -> None:
         self._level = self._filled(now) - amount
 
+    def changed(self, per_min: float, now: float) -> "Bucket":
+        """Return one of another size, from which as much is missing."""
+        bucket = Bucket(per_min, now)
+        bucket.take(self.per_min - self._filled(now), now)
+        return bucket
+
     def _filled(self, now: float) -> float:
         self._level = min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)
         self._at = max(self._at, now)
@@ -77,13 +83,20 @@ class Bucket:
 
 
 class _TenantUse:
-    __slots__ = ("limits", "open", "requests", "tokens")
+    __slots__ = ("account", "limits", "open", "requests", "tokens")
 
-    def __init__(self, limits: TenantLimitsConfig, now: float) -> None:
-        self.limits = limits
+    def __init__(self, account: str | None, limits: TenantLimitsConfig, now: float) -> None:
+        self.account = account
         self.open = 0
-        self.requests = None if limits.requests_per_min is None else Bucket(limits.requests_per_min, now)
-        self.tokens = None if limits.tokens_per_min is None else Bucket(limits.tokens_per_min, now)
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.hold_to(limits, now)
+
+    def hold_to(self, limits: TenantLimitsConfig, now: float) -> None:
+        """From now on. What was used within this minute stays used."""
+        self.limits = limits
+        self.requests = _resized(self.requests, limits.requests_per_min, now)
+        self.tokens = _resized(self.tokens, limits.tokens_per_min, now)
 
     def draw(self, now: float) -> None:
         """For one request. Raises ApiError."""
@@ -94,6 +107,12 @@ class _TenantUse:
                 )
         if self.requests is not None:
             self.requests.take(1, now)
+
+
+def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket | None:
+    if per_min is None:
+        return None
+    return Bucket(per_min, now) if bucket is None else bucket.changed(per_min, now)
 
 
 class _Held:
@@ -127,15 +146,17 @@ class TenantLimits:
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}
+        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
-        """From now on; everybody begins with full buckets, and what is at work counts against nobody's account."""
+        """From now on. What is at work, and what was used within this minute, counts against the new limits."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
         self._counts_tokens = any(limits.tokens_per_min is not None for limits in (default, *accounts))
-        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
+        for tenant in self._tenants.values():
+            tenant.hold_to(self._limits_of(tenant.account), self._clock())
 
     @property
     def num_open(self) -> int:
@@ -171,7 +192,8 @@ class TenantLimits:
         key = tenant_of(head, self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[key] = _TenantUse(self._limits_of(head), self._clock())
+            account = None if head.holder is None else head.holder.account.name
+            tenant = self._tenants[key] = _TenantUse(account, self._limits_of(account), self._clock())
             self._forget()
         else:
             self._tenants.move_to_end(key)
@@ -184,8 +206,8 @@ class TenantLimits:
             if tenant.open:
                 self._tenants[key] = tenant
 
-    def _limits_of(self, head: Head) -> TenantLimitsConfig:
-        return self._default if head.holder is None else self._named.get(head.holder.account.name, self._default)
+    def _limits_of(self, account: str | None) -> TenantLimitsConfig:
+        return self._default if account is None else self._named.get(account, self._default)
 
 
 def _refusal(sentence: str, wait_s: float) -> ApiError:

@@ -46,7 +46,7 @@ class Accounting:
         if self.ledger is None or request.model is None:
             return None
         (model, adapter), reserved = own_names(request.model), None
-        if head.holder is not None and self.quotas.has(head.holder.account.name):
+        if head.holder is not None:
             most = ResourceUse(prompt=request.conversation.tokens, output=request.most_tokens)
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
             reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)

@@ -49,9 +49,6 @@ class DailyQuotas:
             if account.tokens_per_day is not None or account.cost_per_day is not None
         }
 
-    def has(self, account: str) -> bool:
-        return account in self._limits
-
     @property
     def now_s(self) -> float:
         return self._clock()
@@ -66,17 +63,19 @@ class DailyQuotas:
         used.tokens += tokens
         used.cost += cost
 
-    def reserve(self, account: str, tokens: int, cost: int) -> Reserved | None:
-        """Return what a request may come to; None: nobody limits it. Raises ApiError where less is left."""
+    def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
+        """Return what a request may come to. Who has no quota is counted all the same: one may be set today. Raises ApiError where less is left."""
         limits = self._limits.get(account)
-        if limits is None:
-            return None
         if (today := self._today()) != self._day:
             self._turn_to(today)
         use = self._used.setdefault(account, DayUse())
-        if limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
+        if limits is not None and limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
             raise self._refusal(account, f"{limits.tokens_per_day:,} tokens", f"{use.tokens:,}", f"{tokens:,}")
-        if limits.cost_per_day is not None and use.cost + cost > limits.cost_per_day * BILLIONTHS:
+        if (
+            limits is not None
+            and limits.cost_per_day is not None
+            and use.cost + cost > limits.cost_per_day * BILLIONTHS
+        ):
             used, more = use.cost / BILLIONTHS, cost / BILLIONTHS
             raise self._refusal(account, f"{limits.cost_per_day:g} of money", f"{used:.6g}", f"{more:.6g}")
         use.tokens += tokens

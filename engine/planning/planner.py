@@ -76,7 +76,7 @@ class ModelPlan(NamedTuple):
 
     model: PlannedModel
     devices: DeviceSet
-    splits: list[SplitPlan]  # the best first, those that do not fit last
+    splits: list[SplitPlan]  # the best that can be served first, those that do not fit last
     refused: dict[Parallelism, str]  # those that do not divide, and why
 
     @property
@@ -90,6 +90,10 @@ class ModelPlan(NamedTuple):
         room = f"{split.kv_bytes / GIB:.1f} GiB for KV, {split.kv_tokens:,} tokens"
         assert split.speed is not None
         pace = f"{split.speed.tokens_per_s:,.0f} tokens/s at {split.speed.batch} sequences, {split.speed.token_s * 1e3:.1f} ms a token"
+        if split.parallelism.copies > 1:
+            room += (
+                f"; not served yet: {split.parallelism.copies} copies of the attention, each with sequences of its own"
+            )
         if split is self.best:
             return f"most tokens a second of those that fit: {pace}; {room}"
         assert self.best.speed is not None
@@ -110,7 +114,13 @@ def make_plan(
             refused[parallelism] = str(error)
     if not splits:
         raise CheckpointError(next(iter(refused.values())))
-    splits.sort(key=lambda split: (not split.fits, -split.speed.tokens_per_s if split.speed else split.missing_bytes))
+    splits.sort(
+        key=lambda split: (
+            not split.fits,
+            split.parallelism.copies > 1,
+            -split.speed.tokens_per_s if split.speed else split.missing_bytes,
+        )
+    )
     return ModelPlan(model, devices, splits, refused)
 
 

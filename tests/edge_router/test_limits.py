@@ -157,6 +157,26 @@ def test_a_tenant_of_the_file_has_its_own_limits() -> None:
             pass
 
 
+def test_new_limits_count_what_was_used_within_the_minute_and_what_is_at_work() -> None:
+    clock = Clock()
+    door = limits(clock, requests_per_min=4, max_open=1)
+    ask(door, "alice")
+    for per_min, more in ((4, 3), (6, 2), (2, 0)):
+        door.set(DoorConfig(), TenantLimitsConfig(requests_per_min=per_min, max_open=1), ())
+        for _ in range(more):
+            ask(door, "alice")
+        with pytest.raises(ApiError, match="a minute"):
+            ask(door, "alice")
+    ask(door, "bob")
+    clock.advance(600)
+    with door.admitted(head("bob"), "1.2.3.4"):
+        door.set(DoorConfig(), TenantLimitsConfig(requests_per_min=None, max_open=1), ())
+        with pytest.raises(ApiError, match="has 1 requests at work"):
+            ask(door, "bob")
+        ask(door, "alice")
+    ask(door, "bob")
+
+
 def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_router.admission.MAX_TENANTS", 10)
     door = limits(Clock(), max_open=1)

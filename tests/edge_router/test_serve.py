@@ -19,6 +19,7 @@ from edge_router.app import build_app
 from edge_router.serve import reload
 from sites.network import load_network
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
+from wire.errors import ApiError
 from wire.http.listen import PARENT_PID_ENV
 
 ROOT = Path(__file__).parents[2]
@@ -131,16 +132,15 @@ async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
     app = build_app(network)
     accounting, places = app.proxy.accounting, app.proxy.selector.places
     try:
-        assert (accounting.prices.price("m", 0.0), accounting.quotas.has("acme"), places.is_empty) == (
-            None,
-            False,
-            True,
-        )
+        assert (accounting.prices.price("m", 0.0), places.is_empty) == (None, True)
+        accounting.quotas.reserve("acme", 10, 0)
         tables = '[[accounts]]\nname = "acme"\ntokens_per_day = 9\ndata = {sites = ["ams1"]}\n[[prices]]\nmodel = "*"\ninput = 1\noutput = 2\n'
         network_file(tmp_path, "http://127.0.0.1:1", extra=kept + tables)
         reload(app, network, file)
         assert accounting.prices.price("m", 0.0) is not None
-        assert (accounting.quotas.has("acme"), places.is_empty) == (True, False)
+        assert not places.is_empty
+        with pytest.raises(ApiError, match="may have 9 tokens a day"):
+            accounting.quotas.reserve("acme", 1, 0)
         assert "a restart is needed" not in caplog.text
     finally:
         assert accounting.ledger is not None

@@ -28,7 +28,16 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     with pytest.raises(ApiError):
         kept.reserve("acme", 1, 0)
     kept.settle(third, 0, 0)
-    assert kept.reserve("bob", 10**9, 10**18) is None
+    kept.reserve("bob", 10**9, 10**18)  # nobody limits it
+
+
+def test_a_quota_that_is_set_today_counts_what_was_used_today() -> None:
+    kept = quotas(Clock())
+    kept.settle(kept.reserve("acme", 60, 0), 50, 0)
+    kept.set([CustomerConfig(name="acme", tokens_per_day=100)])
+    with pytest.raises(ApiError, match="50 are used"):
+        kept.reserve("acme", 51, 0)
+    assert kept.reserve("acme", 50, 0)
 
 
 def test_money_is_a_quota_too() -> None:

@@ -130,6 +130,16 @@ def test_kimi_in_int4_leaves_the_published_room_on_eight_h100() -> None:
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(1.0e12, rel=0.03)
 
 
+def test_the_best_of_a_plan_is_a_split_that_is_served() -> None:
+    model = read_model(CONFIGS / "kimi-k2.5-int4.json")
+    plan = make_plan(model, parse_devices("16xh100", never), Workload.of(model))
+    assert plan.best.parallelism.copies == 1
+    faster = [split for split in plan.splits if split.parallelism.copies > 1 and split.speed is not None]
+    assert faster
+    assert all("not served yet" in plan.reason(split) for split in faster)
+    assert "not served yet" not in plan.reason(plan.best)
+
+
 def test_deepseek_has_the_published_number_of_parameters() -> None:
     model = read_model(CONFIGS / "deepseek-r1.json")
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(671e9, rel=0.001)
