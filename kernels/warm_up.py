@@ -54,7 +54,7 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
 
     def compile_one(launch: "Launch") -> None:
         if device is not None:
-            torch.cuda.set_device(device)
+            torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
         launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="triton") as pool:

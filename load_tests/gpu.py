@@ -86,7 +86,8 @@ def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tup
         report = Path(folder) / "report.xml"
         command = [
             sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib",
-            "-m", "not slow and not cpu_only", "-W", "ignore::pytest.PytestUnknownMarkWarning", f"--junitxml={report}", *plugins(), *ignored, path,
+            "-m", "not slow and not cpu_only", "-W", "ignore::pytest.PytestUnknownMarkWarning", f"--junitxml={report}", *plugins(device), *ignored,
+            path,
         ]  # fmt: skip
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
         status = run_within(command, limit_s, environment)
@@ -108,12 +109,14 @@ def run_within(command: list[str], limit_s: float, environment: dict[str, str] |
             return TOO_LATE
 
 
-def plugins() -> list[str]:
+def plugins(device: str) -> list[str]:
     """Several processes where pytest-xdist is there, since most of the time goes into compiling on the host; an end for each test where
-    pytest-timeout is."""
+    pytest-timeout is: of its process on a GPU, as no signal is heard by one that waits for a kernel."""
     options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
+    if options and device == "cuda":
+        options += ["--timeout-method=thread"]
     if importlib.util.find_spec("xdist") is not None:
-        options += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]
+        options += ["-n", str(min(14, os.cpu_count() or 1)), "--dist", "worksteal"]
     return options
 
 

@@ -1,4 +1,4 @@
-"""Tell whether all values of a tensor on a CPU are finite: weights of gigabytes at every load, which the C library reads once, with no copy."""
+"""Tell whether all values of a tensor are finite: weights of gigabytes at every load, which the C library reads once on a CPU, with no copy."""
 
 import torch
 
@@ -13,7 +13,7 @@ def is_finite(values: torch.Tensor) -> bool:
         return True
     if values.dtype in _NAN_CODES:
         return bool(total_of(values).isfinite())
-    loaded = library.loaded
+    loaded = library.loaded if values.is_cpu else None
     if loaded is not None and values.dtype in loaded.is_finite and values.is_contiguous():
         return bool(loaded.is_finite[values.dtype](values.data_ptr(), values.numel()))
     return bool(total_of(values).isfinite()) or bool(values.isfinite().all())

@@ -18,16 +18,18 @@ NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2) 
 def meet(
     queries, position, top, total, result,
     k_cache, v_cache, table, kv_head, cache_block, cache_offset, cache_head,
-    begin, end, scale, cap, window,
+    first, begin, end, scale, cap, window,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """queries [ROWS, DIM] at `position` [ROWS] meet the keys from begin (a multiple of TILE) to end; without MASKED every row must see all of
-    them, and they must fill their tiles. -> top, total, result"""
+    them, and they must fill their tiles. What lies before `first`, with a window, may be another's by now: it is not read. -> top, total, result"""
     column, key = tl.arange(0, DIM), tl.arange(0, TILE)
     for start in range(begin, end, TILE):
         at = start + key
         is_key = at < end
+        if MASKED and WINDOW != NO_WINDOW:
+            is_key = is_key & (at >= first)
         block = tl.load(table + at // BLOCK_SIZE, mask=is_key, other=0) if MASKED else tl.load(table + at // BLOCK_SIZE)
         place = block.to(tl.int64) * cache_block + at % BLOCK_SIZE * cache_offset + kv_head * cache_head
         rows = place[:, None] + column[None, :]

@@ -4,13 +4,13 @@ Only tiles of keys on the diagonal or at a window's edge are masked. One launch 
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention_rule import AttentionRule
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
+from kernels.triton.launch import next_power_of_2
 from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, window_kind
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
@@ -54,26 +54,26 @@ def _attend(
         result = tl.zeros([ROWS, DIM], tl.float32)
         table = tables + seq.to(tl.int64) * tables_seq
         if WINDOW != NO_WINDOW:
-            edge = first_seen(prefix, window, WINDOW) // TILE * TILE
+            edge = first_seen(prefix, window, WINDOW)
             last = first_seen(prefix + ROWS - 1, window, WINDOW)
             begin = (last + TILE - 1) // TILE * TILE  # the last query sees these tiles whole
             top, total, result = meet(
                 rows, position, top, total, result,
                 k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
-                edge, tl.minimum(begin, end), scale, cap, window,
+                edge, edge // TILE * TILE, tl.minimum(begin, end), scale, cap, window,
                 HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
             )  # fmt: skip
             whole_end = tl.maximum(begin, whole_end)
         top, total, result = meet(
             rows, position, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
-            begin, whole_end, scale, cap, window,
+            begin, begin, whole_end, scale, cap, window,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, False, WINDOW, HAS_CAP, FP8,
         )  # fmt: skip
         top, total, result = meet(
             rows, position, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
-            whole_end, end, scale, cap, window,
+            whole_end, whole_end, end, scale, cap, window,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
         )  # fmt: skip
         if HAS_SINKS:
@@ -94,7 +94,7 @@ def prefill_attention(
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    dim = max(16, triton.next_power_of_2(head_dim))
+    dim = max(16, next_power_of_2(head_dim))
     rows, tile, warps, stages = tiling(dim, max(batch.host_q_lens), q.element_size())
     seqs = len(batch.host_q_lens)
     tiles = tokens // rows + seqs

@@ -64,7 +64,7 @@ def test_a_checkpoint_s_further_layer_drafts_and_changes_no_token(tmp_path: Path
         n: heard.token_ids for n, heard in plain.items()
     }
     counts = engine.load().drafts
-    assert counts.num_draft_tokens > 20
+    assert counts.num_draft_tokens > 5
     assert counts.num_failures == 0
     engine.close()
 
@@ -98,7 +98,7 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
     assert {name: heard.token_ids for name, heard in found.items()} == {
         n: heard.token_ids for n, heard in plain.items()
     }
-    assert engine.load().drafts.num_draft_tokens > 20
+    assert engine.load().drafts.num_draft_tokens > 5
     engine.close()
 
 

@@ -22,7 +22,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     prompt = random_prompt(77, seed=1)
-    heard = one(load_engine(directory), full("a", prompt, max_tokens=9, prompt_logprobs=True))
+    heard = one(load_engine(directory, dtype="float32"), full("a", prompt, max_tokens=9, prompt_logprobs=True))
     assert len(heard.logprobs) == 9
     assert heard.prompt_logprobs is not None
     assert len(heard.prompt_logprobs) == 76
@@ -32,7 +32,7 @@ def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrain
 @pytest.mark.parametrize("budget", [1, 7, 16, 50])
 def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: int) -> None:
     directory, model = written
-    engine = load_engine(directory, max_num_batched_tokens=budget)
+    engine = load_engine(directory, dtype="float32", max_num_batched_tokens=budget)
     prompt = random_prompt(61, seed=2)
     heard = one(engine, full("a", prompt, max_tokens=4, prompt_logprobs=True))
     assert heard.prompt_logprobs is not None
@@ -42,7 +42,7 @@ def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: 
 
 def test_sequences_in_one_batch_agree_each_for_itself(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
-    engine = load_engine(directory, max_num_batched_tokens=64, block_size=5)
+    engine = load_engine(directory, dtype="float32", max_num_batched_tokens=64, block_size=5)
     prompts = {str(n): random_prompt(n, seed=n) for n in (1, 4, 5, 33, 70)}
     heard = drain(engine, [full(name, prompt, max_tokens=6) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
@@ -51,7 +51,7 @@ def test_sequences_in_one_batch_agree_each_for_itself(written: tuple[Path, PreTr
 
 def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
-    engine = load_engine(directory)
+    engine = load_engine(directory, dtype="float32")
     prompt = random_prompt(64, seed=3)
     first = one(engine, full("a", prompt, max_tokens=4))
     again = one(engine, full("b", prompt, max_tokens=4))
@@ -63,7 +63,7 @@ def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
 
 def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
-    engine = load_engine(directory, kv_tokens=144, max_num_batched_tokens=40)
+    engine = load_engine(directory, dtype="float32", kv_tokens=144, max_num_batched_tokens=40)
     prompts = {str(n): random_prompt(n, seed=n) for n in (30, 31, 32)}
     heard = drain_preempting(engine, [full(name, prompt, max_tokens=30) for name, prompt in prompts.items()])
     assert engine.scheduler.counts.preemptions > 0

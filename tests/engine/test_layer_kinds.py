@@ -54,7 +54,11 @@ class TokenShift:
         tables = [own.decode.block_tables] if own.decode is not None else []
         for part in (own.verify, own.prefill):
             if part is not None:
-                tables.append(part.block_tables.repeat_interleave(torch.tensor(part.host_q_lens), dim=0))
+                tables.append(
+                    part.block_tables.repeat_interleave(
+                        torch.tensor(part.host_q_lens, device=part.block_tables.device), dim=0
+                    )
+                )
         width = max(table.shape[1] for table in tables)
         return torch.cat([torch.nn.functional.pad(table, (0, width - table.shape[1])) for table in tables])
 

@@ -114,6 +114,8 @@ def quantize_ends(directory: Path, model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mixture"])
 def test_a_format_of_its_own_serves_the_right_tokens(tmp_path: Path, is_kept: bool, kind: str) -> None:
+    if kind == "mixture" and is_kept and torch.cuda.is_available():
+        pytest.skip("experts of such a format are unpacked on a GPU")
     if kind == "llama":
         model = write_quantized(tmp_path, LlamaConfig, eight_bit, CONFIG)
         quantize_ends(tmp_path, model)

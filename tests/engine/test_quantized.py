@@ -130,6 +130,11 @@ def keep_packed(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
         monkeypatch.setattr(format, "stays_packed", lambda self, device: is_kept)
 
 
+def skip_if_a_gpu_unpacks(name: str) -> None:
+    if torch.cuda.is_available() and name == "qwen3-moe, eight bits":
+        pytest.skip("experts in eight bits are unpacked on a GPU")
+
+
 @pytest.mark.parametrize("name", INTEGERS | FP8)
 def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +150,7 @@ def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for
 def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    skip_if_a_gpu_unpacks(name)
     model = INTEGERS[name](tmp_path)
     keep_packed(monkeypatch, True)
     if "left alone" in name:  # other kinds of matrices than those that it leaves alone may be packed
@@ -180,13 +186,13 @@ def test_a_quantized_checkpoint_is_mapped_as_it_was_loaded(
     (INTEGERS | FP8)[name](tmp_path / "model")
     keep_packed(monkeypatch, False)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
-    _, expected = answer(tmp_path / "model", None, memory)
-    made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
-    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory)
+    _, expected = answer(tmp_path / "model", None, memory, "float32")
+    made, first = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
+    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     assert (made.mapped, mapped.mapped) == (False, True)
     assert first.logprobs == second.logprobs == expected.logprobs
-    pack_directory(tmp_path / "model", tmp_path / "packed", "auto", Report())
-    assert answer(tmp_path / "packed", None, memory)[1].logprobs == expected.logprobs
+    pack_directory(tmp_path / "model", tmp_path / "packed", "float32", Report())
+    assert answer(tmp_path / "packed", None, memory, "float32")[1].logprobs == expected.logprobs
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq, scattered", "fp8 by blocks", "qwen3-moe, fp8 by blocks", "mxfp4"])
@@ -196,12 +202,12 @@ def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
     write_family(tmp_path / "model", PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path / "model")
     keep_packed(monkeypatch, True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
-    _, expected = answer(tmp_path / "model", None, memory)
-    made, first = answer(tmp_path / "model", tmp_path / "kept", memory)
+    _, expected = answer(tmp_path / "model", None, memory, "float32")
+    made, first = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     stored = sum(tensor.end - tensor.start for tensor in index_checkpoint(tmp_path / "model").values())
     assert 0.95 * stored < made.weights_bytes < 1.05 * stored
     monkeypatch.setattr("engine.weights.checkpoint.index_checkpoint", None)  # opening the checkpoint would fail
-    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory)
+    mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     assert (made.mapped, mapped.mapped) == (False, True)
     assert mapped.weights_bytes == made.weights_bytes
     assert first.logprobs == second.logprobs == expected.logprobs
@@ -214,19 +220,19 @@ def test_a_copy_in_memory_that_is_damaged_or_of_another_kind_is_made_again(
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     kept = tmp_path / "kept"
     keep_packed(monkeypatch, False)
-    _, unpacked = answer(tmp_path / "model", kept, memory)
+    _, unpacked = answer(tmp_path / "model", kept, memory, "float32")
     keep_packed(monkeypatch, True)
-    remade, packed = answer(tmp_path / "model", kept, memory)
+    remade, packed = answer(tmp_path / "model", kept, memory, "float32")
     assert not remade.mapped
     assert "it holds float32, not tensors as the checkpoint has them" in caplog.text
     with kept.open("r+b") as file:
         file.truncate(kept.stat().st_size - 100)
-    remade, again = answer(tmp_path / "model", kept, memory)
+    remade, again = answer(tmp_path / "model", kept, memory, "float32")
     assert not remade.mapped
     assert "cut off" in caplog.text
     assert again.logprobs == packed.logprobs
     keep_packed(monkeypatch, False)
-    remade, last = answer(tmp_path / "model", kept, memory)
+    remade, last = answer(tmp_path / "model", kept, memory, "float32")
     assert not remade.mapped
     assert last.logprobs == unpacked.logprobs
 
@@ -245,6 +251,7 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     assert "MiB free" in caplog.text
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", ["awq", "eight bits, by row", "mxfp4", "fp8 by blocks"])
 def test_a_cpu_keeps_what_its_c_library_multiplies_by(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +289,8 @@ def test_a_rehearsal_lays_out_what_the_load_does(
     tmp_path: Path, name: str, stays_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else other kernels would be compiled than those that are launched."""
+    if stays_packed:
+        skip_if_a_gpu_unpacks(name)
     write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)
     keep_packed(monkeypatch, stays_packed)
     raw = read_config(tmp_path)

@@ -159,6 +159,7 @@ def test_special_tokens_that_a_file_names_are_its_own(tmp_path: Path) -> None:
 
 
 def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
     write_kimi(tmp_path)
     tokenizer = Tokenizer.from_directory(tmp_path)
     grammars = Grammars(tmp_path, tokenizer.vocab_size, (len(RANKS) + 1,))

@@ -40,6 +40,7 @@ def bits(values: torch.Tensor) -> list[list[int]]:
     return values.contiguous().view(torch.int16).tolist()  # NaN is not itself
 
 
+@pytest.mark.cpu_only
 def test_all_65536_values_come_back() -> None:
     for columns in (GROUP, 1000, 1 << 16):
         plain = torch.nn.functional.pad(ALL_VALUES, (0, -(1 << 16) % columns)).view(-1, columns)
@@ -64,6 +65,7 @@ def test_weights_come_back_whole_and_by_rows(rows: int, columns: int) -> None:
     )
 
 
+@pytest.mark.cpu_only
 @given(
     st.integers(0, 1 << 32), st.integers(1, 20), st.integers(1, 700), st.sampled_from(["any", "few", "one", "trained"])
 )

@@ -20,7 +20,11 @@ from kernels.weight import Weight
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 
-DTYPE = torch.float32
+
+def storage_type(operation: Operation) -> torch.dtype:
+    return torch.float32 if torch.float32 in operation.dtypes else operation.dtypes[0]
+
+
 # What no one can tell from a call that was meant so.
 UNKNOWABLE = {("sample", "logits", "longer in 1")}  # a larger vocabulary, of which top-k leaves out the last entry
 
@@ -47,7 +51,7 @@ def ordinary(operation: Operation) -> Iterator[Arguments]:
     """One call for each set of tensors that a call can have."""
     seen = set()
     for case in operation.cases:
-        arguments = case.make(DTYPE)
+        arguments = case.make(storage_type(operation))
         names = tuple(place for place, _ in places(arguments))
         if names not in seen and all(x.numel() for x in tensors(arguments)):
             seen.add(names)
@@ -78,7 +82,7 @@ def outcome(
         return f"{type(error).__name__}: {error}"
     try:
         for name, expected in operation.results(operation.reference, in_double(meant)).items():
-            tolerance = max(operation.tolerance(DTYPE, results[name].dtype), 1e-6)
+            tolerance = max(operation.tolerance(storage_type(operation), results[name].dtype), 1e-6)
             if expected.is_floating_point() and expected.numel():
                 assert_close(name, expected, results[name].view(expected.shape), tolerance)
             else:

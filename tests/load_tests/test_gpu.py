@@ -29,7 +29,7 @@ LACKING = {
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of pytest within a test imports none of those that are installed, which takes a second, but what it names."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setattr(gpu, "plugins", list)
+    monkeypatch.setattr(gpu, "plugins", lambda device: [])
 
 
 def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
@@ -79,7 +79,7 @@ def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_p
         f"def test_{i}(device):\n    assert not device\n    {'device.append(1)' if i == 3 else ''}\n" for i in range(8)
     ]
     (tmp_path / "test_all.py").write_text("".join(tests))
-    monkeypatch.setattr(gpu, "plugins", lambda: ["-p", "xdist", "-n", "1", "--dist", "worksteal"])
+    monkeypatch.setattr(gpu, "plugins", lambda device: ["-p", "xdist", "-n", "1", "--dist", "worksteal"])
     _, counts = gpu.run_suite(str(tmp_path), "cuda", [], 60)
     assert sum(row["failed"] for row in counts.values()) == 1
     assert sum(row["passed"] for row in counts.values()) >= 7

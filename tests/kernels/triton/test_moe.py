@@ -51,21 +51,21 @@ def _call(form: Callable[..., torch.Tensor], **changes: object) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x": torch.randn(3, 30)}, r"gate_up.values has shape \[4, 20, 32\], wanted .* with hidden = 30 as x has it"),
-        ({"x": torch.randn(3, 32).double()}, "gate_up.values has dtype float32, wanted float64"),
-        ({"down": PlainWeight(torch.randn(4, 32, 10).half())}, "down.values has dtype float16, wanted float32"),
-        ({"gate_up": PlainWeight(torch.randn(4, 20, 64)[..., ::2])}, "gate_up.values has stride 2 in dimension 2, wanted 1"),
-        ({"weights": torch.rand(3, 1)}, r"expert_ids has shape \[3, 2\], wanted .* with top_k = 1 as weights has it"),
-        ({"expert_ids": torch.zeros(2, 2, dtype=torch.int64)}, r"expert_ids has shape \[2, 2\], wanted .* with tokens = 3"),
+        (lambda: {"x": torch.randn(3, 30)}, r"gate_up.values has shape \[4, 20, 32\], wanted .* with hidden = 30 as x has it"),
+        (lambda: {"x": torch.randn(3, 32).double()}, "gate_up.values has dtype float32, wanted float64"),
+        (lambda: {"down": PlainWeight(torch.randn(4, 32, 10).half())}, "down.values has dtype float16, wanted float32"),
+        (lambda: {"gate_up": PlainWeight(torch.randn(4, 20, 64)[..., ::2])}, "gate_up.values has stride 2 in dimension 2, wanted 1"),
+        (lambda: {"weights": torch.rand(3, 1)}, r"expert_ids has shape \[3, 2\], wanted .* with top_k = 1 as weights has it"),
+        (lambda: {"expert_ids": torch.zeros(2, 2, dtype=torch.int64)}, r"expert_ids has shape \[2, 2\], wanted .* with tokens = 3"),
         (
-            {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 2), None, 32, 32)},
+            lambda: {"gate_up": Int4Weight(torch.zeros(4, 20, 16).byte(), torch.ones(4, 20, 2), None, 32, 32)},
             r"gate_up.scales has shape \[4, 20, 2\], wanted .* with gate_up.groups = 1",
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_computed_is_named(changes: dict[str, object], words: str) -> None:
+def test_what_cannot_be_computed_is_named(changes: Callable[[], dict[str, object]], words: str) -> None:
     with pytest.raises(ArgumentError, match=f"^moe_experts: {words}"):
-        _call(kernels.moe.moe_experts, **changes)
+        _call(kernels.moe.moe_experts, **changes())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from kernels.catalogue import OPERATIONS
 from kernels.catalogue.operation import Operation, copied
 from kernels.checks import ArgumentError
 from tests.closeness import assert_close
-from tests.kernels.test_spoilt_calls import DTYPE, ordinary, places, spoils, with_
+from tests.kernels.test_spoilt_calls import ordinary, places, spoils, storage_type, with_
 
 
 @pytest.mark.timeout(600)  # the interpreter takes seconds of a core for the experts' calls
@@ -26,4 +26,6 @@ def test_numbers_that_lie_apart_are_refused_or_read(operation: Operation) -> Non
                 continue
             expected = expected or operation.results(operation.triton_form(), copied(arguments))
             for name, wanted in expected.items():
-                assert_close(f"{place}: {name}", wanted, actual[name], operation.tolerance(DTYPE, wanted.dtype))
+                assert_close(
+                    f"{place}: {name}", wanted, actual[name], operation.tolerance(storage_type(operation), wanted.dtype)
+                )
