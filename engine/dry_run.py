@@ -4,7 +4,7 @@ kernels are needed.
 Knows batches; refuses to know kernels. A variant that no step of the dry run launches is compiled at its first use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ import torch
 from engine.batch import Batch, DecodeBatch, GroupBatch
 from engine.context import Context
 from engine.description.registry import ArchitectureConfig
-from engine.kv.layout import CacheLayout
+from engine.kv.layout import CacheLayout, LayerCache
+from engine.models.decoder import Decoder, Layer
 from engine.models.registry import Family, Model
 from engine.pooling import PIECES
 from engine.protocol import Pooling
@@ -66,6 +67,8 @@ def _run(dry_run: DryRun) -> None:
     model = lay_out(dry_run)
     layout = dry_run.layout
     cache = layout.views(fake_tensor((_NUM_BLOCKS, layout.block_bytes), torch.uint8))
+    if isinstance(model, Decoder):
+        model.layers = distinct_layers(model, dry_run, cache)
     for batch in batches(dry_run):
         hidden = model.forward(Context(batch, cache))
         if dry_run.pooling is not None:
@@ -74,6 +77,26 @@ def _run(dry_run: DryRun) -> None:
             pool_pieces(hidden, fake_tensor((len(lens) + 1,), torch.int32), lens, PIECES[dry_run.pooling])
         elif batch.groups[0].prefill is None:
             _choose(model, hidden)
+
+
+def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]) -> list[Layer]:
+    """Return one layer of each kind, as its launches tell, behind the first one, which has no residual. All layers in all batches would take
+    seconds of the interpreter, which the threads that read weights need."""
+    from kernels.triton.jit import tracing
+
+    block_size, num_groups = dry_run.layout.block_size, len(dry_run.layout.groups)
+    of_each_kind = [prompt_batch((40,), block_size, num_groups)]
+    if dry_run.layout.layers:
+        of_each_kind.append(decode_batch(2, 100, block_size, num_groups))
+    contexts = [model.prepared(Context(batch, cache)) for batch in of_each_kind]
+    inputs = [model.embed(context, context.incoming) for context in contexts]
+    kinds: dict[tuple[Any, ...], Layer] = {}
+    for layer in model.layers:
+        with tracing() as launches:
+            for x, context in zip(inputs, contexts, strict=True):
+                layer(x, x, context)
+        kinds.setdefault(tuple(launch.variant for launch in launches), layer)
+    return [*model.layers[:1], *kinds.values()]
 
 
 def lay_out(dry_run: DryRun) -> Model:
