@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,10 @@ def assert_idle(site: Process) -> None:
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while True:
+        with suppress(psutil.NoSuchProcess):  # of a host that has just died
+            if condition():
+                return
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ class Process:
         while True:
             for process in httpx.get(self.url + "/status").json()["processes"]:
                 if process["role"] == "engine":
-                    return psutil.Process(process["pid"])
+                    with suppress(psutil.NoSuchProcess):  # of one that has just died
+                        return psutil.Process(process["pid"])
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
