@@ -1,7 +1,7 @@
 """A process with one model, told by lines on stdin what to do and answering each with a line of JSON: what a benchmark starts, wakes and kills where
 there is no site. Imports nothing that a bare GPU machine lacks.
 
-    python -m load_tests.model_process DIRECTORY CONFIG      CONFIG: fields of a HostConfig, and `weights_file`
+    python -m load_tests.model_process DIRECTORY CONFIG      CONFIG: fields of a HostConfig, `weights_file`, `is_standby`
 
     load                from nothing here to the first token      unload
     generate N LENGTH TOKENS [FIRST]     so many sequences at once, of random prompts that FIRST tells apart
@@ -23,9 +23,9 @@ class ModelProcess:
         from engine.preparation import prepare
         from engine.protocol import HostConfig, ModelSpec
 
-        weights_file = options.pop("weights_file", None)
+        weights_file, is_standby = options.pop("weights_file", None), options.pop("is_standby", False)
         self._config = HostConfig(**options)
-        ready = prepare(self._config, is_standby=False)
+        ready = prepare(self._config, is_standby)
         self._spec = ModelSpec("bench", directory, "auto", None, weights_file)
         self._memory: Any = None
         self._tiers: Any = None

@@ -95,7 +95,7 @@ class Serving:
         config = self._config | {"weights_file": str(weights_file)}
         with Child(self._directory, config) as writer:
             first = writer.ask("load")
-        with Child(self._directory, config) as child:
+        with Child(self._directory, config | {"is_standby": True}) as child:
             child.wait_ready()
             wake = child.ask("load")
             unload = child.ask("unload")
@@ -114,7 +114,8 @@ class Serving:
     def failover(self) -> dict[str, Any]:
         """Kill a process that holds weights and cache; one that waits takes over while the driver still frees them."""
         page_cache.warm(self._files)
-        with Child(self._directory, self._config) as serving, Child(self._directory, self._config) as standby:
+        waiting = self._config | {"is_standby": True}
+        with Child(self._directory, self._config) as serving, Child(self._directory, waiting) as standby:
             serving.ask("load")
             standby.wait_ready()
             serving.kill()
