@@ -4,7 +4,6 @@ A model whose dry run fails is served all the same: what it needs is compiled at
 """
 
 import logging
-import sys
 import threading
 from collections.abc import Callable
 
@@ -15,11 +14,6 @@ from kernels.dispatch import takes_triton
 from kernels.warm_up import compile_launches
 
 log = logging.getLogger(__name__)
-
-# While kernels are compiled, by up to 16 threads, those that read weights wait for the interpreter after each call to the system. With turns of 5 ms
-# they read a sixth of what they do with turns of half a millisecond (two cores, 8 readers beside 16 threads of Python: 0.3 and 2.0 GB/s).
-_ORDINARY_TURN_S = sys.getswitchinterval()
-_TURN_S = 0.0005
 
 
 class BackgroundWarmUp:
@@ -37,7 +31,6 @@ class BackgroundWarmUp:
             self._thread.join()
 
     def _run(self) -> None:
-        sys.setswitchinterval(_TURN_S)
         try:
             warmed = compile_launches(dry_run_launches(self._make_dry_run()), self._device)
         except Exception:  # of whatever kind: it costs the first requests some time, and nothing else
@@ -46,5 +39,3 @@ class BackgroundWarmUp:
             )
         else:
             log.info("%s: %d variants of kernels are ready after %.1f s", self._name, *warmed)
-        finally:
-            sys.setswitchinterval(_ORDINARY_TURN_S)

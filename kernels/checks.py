@@ -98,12 +98,9 @@ def placed(x: Tensor, *others: Tensor | None) -> bool:
             if other is not None and not other.is_cpu:
                 return False
         return True
-    if not x.is_cuda:
-        return all(part is None or part.device == x.device for part in others)
-    number = x.get_device()  # -1 of what lies elsewhere
-    return all(
-        part is None or (part.get_device() == number and not part.data_ptr() & (part.itemsize - 1))
-        for part in (x, *others)
+    parts = [part for part in (x, *others) if part is not None]
+    return all(part.device == x.device for part in parts) and not (
+        x.is_cuda and any(part.data_ptr() & (part.itemsize - 1) for part in parts)
     )
 
 

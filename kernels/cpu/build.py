@@ -20,7 +20,18 @@ from kernels.cpu import durable
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-_FLAGS = ["-O3", "-std=gnu11", "-pthread", "-fPIC", "-fno-math-errno", "-Wno-unknown-pragmas", "-Wno-psabi"]
+# For Zen 1 to 3 GCC makes fused products of some loops and not of others, and a row's bits would depend on how many rows it is computed with.
+_ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
+_FLAGS = [
+    "-O3",
+    "-std=gnu11",
+    "-pthread",
+    "-fPIC",
+    "-fno-math-errno",
+    "-Wno-unknown-pragmas",
+    "-Wno-psabi",
+    _ALWAYS_FUSED,
+]
 _SCRATCH = ".build"  # ending of the folder that a build works in
 _TIMEOUT_S = 600  # 4 s on an idle machine; in the background of a busy one a hundred times that
 # Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.

@@ -1,10 +1,11 @@
 """Gated activations, computed in fp32 and rounded once."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, check_launch, next_power_of_2
+from kernels.triton.launch import check_launch
 
 SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
 
@@ -45,9 +46,9 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
 def _run(x: torch.Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
     tokens, columns = x.shape[0], x.shape[1] // 2
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
-    block = min(1024, next_power_of_2(max(1, columns)))
-    check_launch("gated activation", "x", cdiv(columns, block), f"pieces of {block} columns")
+    block = min(1024, triton.next_power_of_2(max(1, columns)))
+    check_launch("gated activation", "x", triton.cdiv(columns, block), f"pieces of {block} columns")
     if out.numel():
-        grid = (tokens, cdiv(columns, block))
+        grid = (tokens, triton.cdiv(columns, block))
         _gated[grid](x, out, x.stride(0), columns, alpha, limit, KIND=kind, BLOCK=block, num_warps=4)
     return out

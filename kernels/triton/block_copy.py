@@ -1,11 +1,11 @@
 """Block copies as copies of words: a program moves some tokens of one head of a plane."""
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv
 
 _TOKENS = 16
 _WORDS = 256  # of a token's head, a step
@@ -54,7 +54,7 @@ def _run(arena: Tensor, blocks: Tensor, buffer: Tensor, first_head: int, into_ar
     word = next(size for size in _WORD if head_bytes % size == 0)
     there = arena[:, :, first_head:].view(_WORD[word])
     here = buffer.view(_WORD[word])
-    _copy[(cdiv(num_tokens, _TOKENS), planes * its_heads)](
+    _copy[(triton.cdiv(num_tokens, _TOKENS), planes * its_heads)](
         there, blocks, here, num_tokens, head_bytes // word, block_size, its_size, its_heads,
         there.stride(0), there.stride(1), there.stride(2), there.stride(3), here.stride(0), here.stride(2), here.stride(3),
         INTO_ARENA=into_arena, TOKENS=_TOKENS, WORDS=_WORDS, num_warps=4,

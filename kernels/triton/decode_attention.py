@@ -5,12 +5,12 @@ Shapes alone are compiled in, no length: lengths are read on the device, and onl
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.attention_rule import AttentionRule
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, next_power_of_2
 from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, window_kind
 from kernels.triton.split_kv import join, keys_of, split, write_part
 
@@ -97,9 +97,9 @@ def attend(
     out = torch.empty((seqs, queries, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    dim = max(16, next_power_of_2(head_dim))
+    dim = max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps = tiling(dim, queries * group, q.element_size())
-    row_tiles = cdiv(queries * group, rows)
+    row_tiles = triton.cdiv(queries * group, rows)
     programs = seqs * kv_heads * row_tiles
     keys = max_context_len if window is None else min(max_context_len, window + queries - 1 + tile - 1)
     splits = split(out, programs, keys)
@@ -123,7 +123,7 @@ def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, 
         bytes_per_value == 4
     ):  # no tensor cores under ieee precision: with more rows or fewer warps registers are spilled
         return 16, max(16, min(64, 4096 // dim)), 8
-    return min(64, max(16, next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
+    return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:

@@ -5,11 +5,12 @@ technical report, section 3.3). Under Triton's interpreter FP8 values are multip
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, dense_rows, next_power_of_2
+from kernels.triton.launch import dense_rows
 from kernels.triton.linear import Tile, num_splits, sum_parts
 
 DEPTH = GROUP  # columns a step: no scale changes within
@@ -98,7 +99,7 @@ def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None)
     values = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
     scales = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
     if values.numel():
-        block = min(1024, next_power_of_2(min(group, columns)))
+        block = min(1024, triton.next_power_of_2(min(group, columns)))
         _quantise[(tokens * groups,)](
             x, x if scale is None else scale, values, scales, x.stride(0), groups, columns, group, groups,
             LARGEST=LARGEST, GIVEN=scale is not None, BLOCK=block, num_warps=1 if block <= 256 else 4,
@@ -118,12 +119,12 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
     values, scales = quantise_fp8(x, x_group, weight.input_scale)
     stored, weight_scales = weight.values.view(torch.uint8), weight.scales.contiguous()
     tile = tile_for(tokens)
-    programs = cdiv(tokens, tile.tokens) * cdiv(rows, tile.rows)
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
     splits = 1
     if tokens <= 16:
         splits = num_splits(programs, columns, x.device)
-    split_columns = cdiv(cdiv(columns, splits), DEPTH) * DEPTH
-    splits = cdiv(columns, split_columns)
+    split_columns = triton.cdiv(triton.cdiv(columns, splits), DEPTH) * DEPTH
+    splits = triton.cdiv(columns, split_columns)
     parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
     column_group = columns + 1 if weight.column_group >= columns else weight.column_group
     _multiply[(programs * splits,)](

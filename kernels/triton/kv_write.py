@@ -1,11 +1,12 @@
 """New keys and values into the paged cache, as they are or as FP8: one program for a few kv heads of a token."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import as_bytes, conversion, encode_fp8
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, heads_per_program, next_power_of_2
+from kernels.triton.launch import heads_per_program
 
 
 @jit(of_batch=("slots",))
@@ -56,9 +57,9 @@ def kv_write(
     if not k.stride(2) == v.stride(2) == 1:
         k, v = k.contiguous(), v.contiguous()
     if k.numel():
-        block = next_power_of_2(head_dim)
+        block = triton.next_power_of_2(head_dim)
         tile = heads_per_program(kv_heads, block // 2)
-        head_tiles = cdiv(kv_heads, tile)
+        head_tiles = triton.cdiv(kv_heads, tile)
         _kv_write[(tokens * head_tiles,)](
             k, v, as_bytes(k_cache), as_bytes(v_cache), slot_mapping, k if kv_scales is None else kv_scales,
             *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], kv_heads, head_dim, head_tiles,

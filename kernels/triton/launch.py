@@ -3,21 +3,13 @@
 from functools import cache
 
 import torch
+import triton
 
 from kernels.checks import ArgumentError
 
 _MOST = 65535  # programs along a grid's second and third dimension; along the first 2**31 - 1
 _OF_H100 = 132  # and of an H200
 LONGEST_ROW = 1 << 16  # values that one program holds in registers: 128 for each of 512 threads
-
-
-def cdiv(number: int, size: int) -> int:
-    """Return how many of `size` hold `number`. Triton's own, made for kernels too, takes some microseconds of the host: more than a launch has."""
-    return -(-number // size)
-
-
-def next_power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
 
 
 def check_launch(operation: str, argument: str, count: int, things: str, most: int = _MOST) -> None:
@@ -32,7 +24,7 @@ def warps_for(block: int) -> int:
 
 def heads_per_program(heads: int, pairs: int) -> int:
     """Return the heads of a program of two warps over rows of `pairs` pairs of values: 8 pairs a thread, which are 16 bytes of each half."""
-    return max(1, min(next_power_of_2(heads), 512 // max(1, pairs)))
+    return max(1, min(triton.next_power_of_2(heads), 512 // max(1, pairs)))
 
 
 @cache

@@ -7,10 +7,11 @@ there are enough of them to keep memory busy, and the parts are added in a fixed
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, next_power_of_2, num_processors
+from kernels.triton.launch import num_processors
 from kernels.triton.tiles import multiply, multiply_few
 from kernels.weight import Operands, plain_operands
 
@@ -117,10 +118,10 @@ def product(
     if not columns:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
     tile = tile or tile_for(tokens, x.dtype)
-    programs = cdiv(tokens, tile.tokens) * cdiv(rows, tile.rows)
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
     splits = splits or (num_splits(programs, columns, x.device) if tokens <= 16 else 1)
-    split_columns = cdiv(cdiv(columns, splits), 2 * tile.half) * 2 * tile.half
-    splits = cdiv(columns, split_columns)
+    split_columns = triton.cdiv(triton.cdiv(columns, splits), 2 * tile.half) * 2 * tile.half
+    splits = triton.cdiv(columns, split_columns)
     parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
     _multiply[(programs * splits,)](
         x, stored.weight, stored.scales, stored.zeros, out if bias is None else bias, parts,
@@ -138,7 +139,7 @@ def product(
 def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """parts fp32 [splits, tokens, rows], bias [rows] -> out [tokens, rows], all contiguous."""
     splits, values = parts.shape[0], out.numel()
-    add_parts[(cdiv(values, 256),)](
+    add_parts[(triton.cdiv(values, 256),)](
         parts, out if bias is None else bias, out, values, values, out.shape[1], splits,
         HAS_BIAS=bias is not None, BLOCK=256, num_warps=2,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
     """Six shapes, by how many rows x has: all that a model needs compiled."""
     if tokens <= FEW:
         # 512 columns: of x, which every row of the weight needs, a copy in the background is then 4 bytes for each of 128 threads, the least there is
-        return Tile(next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
+        return Tile(triton.next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
     stages = 2 if dtype == torch.float32 else 3
     if tokens <= 16:
         return Tile(16, 32, 64, 4, stages)
@@ -159,5 +160,5 @@ def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
 
 def num_splits(programs: int, columns: int, device: torch.device) -> int:
     """Enough programs for three on every two processors, each with 8 to 16 KiB on their way; none with fewer than 512 columns."""
-    wanted = cdiv(3 * num_processors(device), 2 * programs)
+    wanted = triton.cdiv(3 * num_processors(device), 2 * programs)
     return max(1, min(wanted, columns // _LEAST_COLUMNS))

@@ -2,10 +2,11 @@
 program a row puts them together. Of equal logits, the first token comes first."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, dense_rows, next_power_of_2
+from kernels.triton.launch import dense_rows
 
 CHUNK = 4096  # logits a program, in registers: the likeliest are taken out one after the other
 _NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -69,7 +70,7 @@ def token_logprobs(
     logprobs = torch.empty((rows, num_top), dtype=torch.float32, device=device)
     if not rows:
         return chosen, ids, logprobs
-    chunks = cdiv(vocab, CHUNK)
+    chunks = triton.cdiv(vocab, CHUNK)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
     sums = torch.empty_like(tops)
     top_ids = torch.empty(rows * chunks * num_top, dtype=torch.int32, device=device)
@@ -80,6 +81,6 @@ def token_logprobs(
     )
     _of_row[(rows,)](
         logits, token_ids.contiguous(), tops, sums, top_ids, top_logits, chosen, ids, logprobs, row_stride, chunks, num_top,
-        CHUNKS=next_power_of_2(chunks), num_warps=1,
+        CHUNKS=triton.next_power_of_2(chunks), num_warps=1,
     )  # fmt: skip
     return chosen, ids, logprobs

@@ -5,10 +5,11 @@ one prompt and has one.
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, check_launch
+from kernels.triton.launch import check_launch
 
 _RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # kernels/lora.py's MOST_RANK and COLUMNS
 _DEPTH = 128
@@ -122,14 +123,14 @@ def add_lora(
         return y
     outputs, parts, stride = y.shape[1], len(ends), places.stride(0)
     tile = 1 if tokens <= _FEW else _TILE
-    tiles = cdiv(tokens, tile)
-    check_launch("add_lora", "y", cdiv(outputs, _COLUMNS.value), f"blocks of {_COLUMNS.value} columns")
+    tiles = triton.cdiv(tokens, tile)
+    check_launch("add_lora", "y", triton.cdiv(outputs, _COLUMNS.value), f"blocks of {_COLUMNS.value} columns")
     sums = torch.empty((tokens, parts, _RANK.value), dtype=torch.float32, device=x.device)
     _shrink[(tiles, parts)](
         x, adapters, places, slots, sums, tokens, x.stride(0), stride, columns, PARTS=parts, TOKENS=tile, DEPTH=_DEPTH, num_warps=4
     )  # fmt: skip
     for part, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        grid = (tiles, cdiv(end - begin, _COLUMNS.value))
+        grid = (tiles, triton.cdiv(end - begin, _COLUMNS.value))
         _expand[grid](
             y[:, begin:], adapters, places, slots, sums, tokens, outputs, stride, end - begin, PART=part, PARTS=parts, TOKENS=tile, num_warps=4
         )  # fmt: skip

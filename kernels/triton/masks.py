@@ -1,10 +1,10 @@
 """Masks over a vocabulary, a block of logits at a time."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv
 
 _BLOCK = 1024
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -25,4 +25,6 @@ def mask_(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     masks, words = bits.shape
     vocab = logits.shape[1]
     if masks:
-        _mask[(masks, cdiv(vocab, _BLOCK))](logits, rows.contiguous(), bits, vocab, words, BLOCK=_BLOCK, num_warps=4)
+        _mask[(masks, triton.cdiv(vocab, _BLOCK))](
+            logits, rows.contiguous(), bits, vocab, words, BLOCK=_BLOCK, num_warps=4
+        )

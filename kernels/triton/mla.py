@@ -3,11 +3,11 @@ same latent vectors, which are read once as keys and as values. Decode splits ea
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
 from kernels.triton.kv_write import place_of
-from kernels.triton.launch import cdiv, next_power_of_2
 from kernels.triton.paged_tiles import LOG2_E, load_rows, weigh
 from kernels.triton.rotary import load_pairs, turn
 from kernels.triton.split_kv import Splits, join, keys_of, split, write_part
@@ -109,7 +109,7 @@ def mla_write(
     if tokens:
         _write[(tokens,)](
             x, norm, cos, sin, cache, slot_mapping, x.stride(0), cos.stride(0), sin.stride(0), *cache.stride()[:2], eps,
-            LATENT=latent, LATENT_DIM=next_power_of_2(latent), HALF=half, PAIRS=next_power_of_2(half),
+            LATENT=latent, LATENT_DIM=triton.next_power_of_2(latent), HALF=half, PAIRS=triton.next_power_of_2(half),
             BLOCK_SIZE=cache.shape[1], num_warps=2,
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ def mla_decode(
     if not out.numel():
         return out
     rows = _rows(heads, q_latent.dtype)
-    tiles = cdiv(heads, rows)
+    tiles = triton.cdiv(heads, rows)
     splits = split(out, seqs * tiles, max_context_len)
     programs = seqs * tiles * splits.number
     _launch(
@@ -190,8 +190,8 @@ def _launch(
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,
         *q_latent.stride()[:2], *q_rotary.stride()[:2], *cache.stride()[:2], block_tables.stride(0),
         scale * LOG2_E.value, heads, seqs, tiles, splits.number,
-        LATENT=latent, LATENT_DIM=max(16, next_power_of_2(latent)),
-        ROTARY=rotary, ROTARY_DIM=max(16, next_power_of_2(rotary)), BLOCK_SIZE=cache.shape[1],
+        LATENT=latent, LATENT_DIM=max(16, triton.next_power_of_2(latent)),
+        ROTARY=rotary, ROTARY_DIM=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=cache.shape[1],
         ROWS=rows, TILE=_tile(q_latent.dtype), IS_PREFILL=is_prefill, DIRECT=splits.number == 1,
         num_warps=8, num_stages=3 if rows == 64 else 5,
     )  # fmt: skip
@@ -199,7 +199,7 @@ def _launch(
 
 def _rows(wanted: int, dtype: torch.dtype) -> int:
     """16 rows fill the smallest tensor-core product; 64, one of Hopper's warp groups, whose sums over 512 columns are 128 registers a thread."""
-    return min(16 if dtype == torch.float32 else 64, max(16, next_power_of_2(wanted)))
+    return min(16 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
 
 
 def _tile(dtype: torch.dtype) -> int:

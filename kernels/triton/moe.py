@@ -8,13 +8,14 @@ at once.
 from functools import partial
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from kernels.checks import ArgumentError
 from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, check_launch, dense_rows, next_power_of_2
+from kernels.triton.launch import check_launch, dense_rows
 from kernels.triton.linear import Tile
 from kernels.triton.routing import MOST_EXPERTS
 from kernels.triton.tiles import multiply
@@ -203,7 +204,7 @@ def moe_experts(
     order, table = by_expert(expert_ids, num_experts, tile.tokens)
     tiles = table.shape[0]
     hidden = torch.empty((pairs, intermediate), dtype=x.dtype, device=x.device)
-    _gate_up[(tiles * cdiv(intermediate, tile.rows),)](
+    _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
         x, first.weight, first.scales, first.zeros, x if gate_up_bias is None else gate_up_bias, order, table, hidden,
         x.stride(0), intermediate, 0 if gate_up_bias is None else gate_up_bias.stride(0), top_k, tiles, intermediate, hidden_size,
         first.weight_expert, first.weight_row, first.scales_expert, first.scales_row, first.row_group, first.column_group,
@@ -213,14 +214,14 @@ def moe_experts(
     )  # fmt: skip
     by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
     rows = tile.rows * 2  # one product instead of two
-    _down[(tiles * cdiv(second.rows, rows),)](
+    _down[(tiles * triton.cdiv(second.rows, rows),)](
         hidden, second.weight, second.scales, second.zeros, x if down_bias is None else down_bias, order, table, by_pair,
         intermediate, second.rows, 0 if down_bias is None else down_bias.stride(0), tiles, second.rows, intermediate,
         second.weight_expert, second.weight_row, second.scales_expert, second.scales_row, second.row_group, second.column_group, _GROUP_TILES,
         FORMAT=second.format, HAS_ZEROS=second.has_zeros, HAS_BIAS=down_bias is not None,
         TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    blocks = cdiv(second.rows, 1024)
+    blocks = triton.cdiv(second.rows, 1024)
     _weighted_sum[(tokens * blocks,)](by_pair, weights, out, top_k, second.rows, blocks, BLOCK=1024, num_warps=4)
     return out
 
@@ -237,8 +238,8 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
         ids, order = ids.sort(stable=True)
     else:
         order = torch.empty((pairs,), dtype=torch.int64, device=ids.device)
-    experts = next_power_of_2(num_experts)
-    programs = cdiv(tiles, 16) if is_sorted else max(cdiv(pairs, 64), cdiv(tiles, 16))
+    experts = triton.next_power_of_2(num_experts)
+    programs = triton.cdiv(tiles, 16) if is_sorted else max(triton.cdiv(pairs, 64), triton.cdiv(tiles, 16))
     _by_expert[(programs,)](
         ids, order, table, pairs, num_experts, tiles, rows_a_tile, pairs.bit_length() + 1,
         IS_SORTED=is_sorted, EXPERTS=experts, PAIRS=64, TILES=16, COUNTED=512, num_warps=4,

@@ -1,10 +1,11 @@
 """Root-mean-square normalisation: one program a row, the row in registers, one read and one write of memory."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import LONGEST_ROW, check_launch, next_power_of_2, warps_for
+from kernels.triton.launch import LONGEST_ROW, check_launch, warps_for
 
 
 @jit
@@ -36,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     check_launch("rms_norm", "x", x.shape[1], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, hidden = x.shape
-    block = next_power_of_2(hidden)
+    block = triton.next_power_of_2(hidden)
     if tokens:
         _rms_norm[(tokens, 1)](
             x, x, weight, out, out, x.stride(0), 0, 0, out.stride(0), 0, 0, hidden, eps,
@@ -53,7 +54,7 @@ def add_rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     summed = torch.empty_like(out)
     tokens, hidden = x.shape
-    block = next_power_of_2(hidden)
+    block = triton.next_power_of_2(hidden)
     if tokens:
         _rms_norm[(tokens, 1)](
             x, residual, weight, out, summed,
@@ -69,7 +70,7 @@ def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     check_launch("head_rms_norm", "x", x.shape[2], "columns", LONGEST_ROW)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, heads, head_dim = x.shape
-    block = next_power_of_2(head_dim)
+    block = triton.next_power_of_2(head_dim)
     if tokens:
         _rms_norm[(tokens, heads)](
             x, x, weight, out, out, x.stride(0), x.stride(1), 0, out.stride(0), out.stride(1), 0, head_dim, eps,

@@ -4,10 +4,10 @@ from the changed logits is the same in both forms."""
 from typing import TYPE_CHECKING
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv
 
 if TYPE_CHECKING:
     from kernels.penalties import LogitEntries
@@ -51,7 +51,7 @@ def penalize_(logits: torch.Tensor, entries: "LogitEntries") -> torch.Tensor:
     count = len(entries.rows)
     before = torch.empty(count, dtype=logits.dtype, device=logits.device)
     if count:
-        _penalize[(cdiv(count, _BLOCK),)](
+        _penalize[(triton.cdiv(count, _BLOCK),)](
             logits,
             *(values.contiguous() for values in entries),
             before,
@@ -67,7 +67,7 @@ def penalize_(logits: torch.Tensor, entries: "LogitEntries") -> torch.Tensor:
 def restore_(logits: torch.Tensor, entries: "LogitEntries", before: torch.Tensor) -> None:
     count = len(entries.rows)
     if count:
-        _restore[(cdiv(count, _BLOCK),)](
+        _restore[(triton.cdiv(count, _BLOCK),)](
             logits, entries.rows.contiguous(), entries.token_ids.contiguous(), before.contiguous(), logits.stride(0), count,
             BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip

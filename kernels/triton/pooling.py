@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv
 
 if TYPE_CHECKING:
     from kernels.pooling import Pooled
@@ -42,7 +42,7 @@ def pool_pieces(hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int
     pieces, size = len(host_lens), hidden.shape[1]
     out = torch.empty((pieces, size), dtype=torch.float32, device=hidden.device)
     if pieces:
-        _pool[(pieces, cdiv(size, _COLUMNS))](
+        _pool[(pieces, triton.cdiv(size, _COLUMNS))](
             hidden,
             starts.contiguous(),
             out,

@@ -4,13 +4,13 @@ Only tiles of keys on the diagonal or at a window's edge are masked. One launch 
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.attention_rule import AttentionRule
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
-from kernels.triton.launch import next_power_of_2
 from kernels.triton.paged_tiles import LOG2_E, NO_WINDOW, first_seen, meet, window_kind
 from kernels.triton.varlen import sequence_of
 from kernels.varlen import VarlenBatch
@@ -94,7 +94,7 @@ def prefill_attention(
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    dim = max(16, next_power_of_2(head_dim))
+    dim = max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps, stages = tiling(dim, max(batch.host_q_lens), q.element_size())
     seqs = len(batch.host_q_lens)
     tiles = tokens // rows + seqs

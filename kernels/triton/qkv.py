@@ -1,12 +1,13 @@
 """Head norms, rotation and cache write in one launch: one program for a few heads of a token, whatever heads they are."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
 from kernels.triton.kv_write import place_of, store_cached
-from kernels.triton.launch import cdiv, heads_per_program, next_power_of_2
+from kernels.triton.launch import heads_per_program
 from kernels.triton.rotary import turn
 
 
@@ -70,9 +71,9 @@ def rotate_and_cache(
     assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.numel():
-        block = next_power_of_2(head_dim // 2)
+        block = triton.next_power_of_2(head_dim // 2)
         tile = heads_per_program(all_heads, block)
-        head_tiles = cdiv(all_heads, tile)
+        head_tiles = triton.cdiv(all_heads, tile)
         _rotate_and_cache[(tokens * head_tiles,)](
             qkv, qkv if norm is None else norm, cos, sin, as_bytes(k_cache), as_bytes(v_cache), slot_mapping,
             qkv if kv_scales is None else kv_scales, out,

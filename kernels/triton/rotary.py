@@ -1,10 +1,11 @@
 """Rotary position embedding, pairs in two halves or side by side: one program for a few heads of a token."""
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, heads_per_program, next_power_of_2
+from kernels.triton.launch import heads_per_program
 
 
 @jit
@@ -47,9 +48,9 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     out = torch.empty((tokens, heads, head_dim), dtype=x.dtype, device=x.device)
     if out.numel():
-        block = next_power_of_2(head_dim // 2)
+        block = triton.next_power_of_2(head_dim // 2)
         tile = heads_per_program(heads, block)
-        head_tiles = cdiv(heads, tile)
+        head_tiles = triton.cdiv(heads, tile)
         _rotary[(tokens * head_tiles,)](
             x, cos, sin, out, *x.stride()[:2], cos.stride(0), sin.stride(0), heads, head_dim // 2, head_tiles,
             HEADS=tile, BLOCK=block, INTERLEAVED=is_interleaved, num_warps=2,

@@ -4,10 +4,11 @@ Of equal scores the first expert's is taken. Logits that are no numbers choose e
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import check_launch, dense_rows, next_power_of_2
+from kernels.triton.launch import check_launch, dense_rows
 
 MOST_EXPERTS = 1024
 
@@ -92,7 +93,7 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
     if tokens:
         _route[(tokens,)](
             logits, weights, ids, logits.stride(0), experts, top_k,
-            RENORMALISE=renormalise, EXPERTS=next_power_of_2(experts), SLOTS=next_power_of_2(top_k), num_warps=1,
+            RENORMALISE=renormalise, EXPERTS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(top_k), num_warps=1,
         )  # fmt: skip
     return weights, ids
 
@@ -109,8 +110,8 @@ def route_in_groups(
         size = experts // groups
         _route_in_groups[(tokens,)](
             logits, bias.contiguous(), weights, ids, logits.stride(0), groups, size, top_groups, top_k, scale,
-            RENORMALISE=renormalise, GROUPS=next_power_of_2(groups), SIZE=next_power_of_2(size),
-            SLOTS=next_power_of_2(top_k), num_warps=1,
+            RENORMALISE=renormalise, GROUPS=triton.next_power_of_2(groups), SIZE=triton.next_power_of_2(size),
+            SLOTS=triton.next_power_of_2(top_k), num_warps=1,
         )  # fmt: skip
     return weights, ids
 

@@ -13,12 +13,12 @@ A window holds tens of tokens of a language model's logits, and thousands where 
 """
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.sampling_batch import POWER, SamplingBatch
 from kernels.sampling_scale import FAR, GREEDY_SCALE
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, next_power_of_2
 
 CHUNK = 8192  # logits a program
 TILE = 2048  # of them in registers at once
@@ -310,13 +310,13 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     highest = torch.empty(rows, dtype=torch.float32, device=device)
     if not rows:
         return ids, highest
-    chunks = cdiv(vocab, CHUNK)
+    chunks = triton.cdiv(vocab, CHUNK)
     row_stride = logits.stride(0)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
     # Each begins at a multiple of 16 bytes, or a kernel would be compiled once more for those that do not.
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
-    sizes = {"CHUNKS": next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}
+    sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}
     _tops[(rows * chunks,)](
         logits, tops, bests, histogram, num_listed, row_stride, vocab, chunks,
         BINS=BINS, CHUNK=CHUNK, TILE=TILE, num_warps=8,

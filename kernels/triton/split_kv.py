@@ -7,10 +7,11 @@ head); refuses to know where their keys lie.
 from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from kernels.triton.jit import jit
-from kernels.triton.launch import cdiv, next_power_of_2, num_processors
+from kernels.triton.launch import num_processors
 from kernels.triton.paged_tiles import LOG2_E
 
 _LEAST_SPLIT = 256  # keys: below it a program ends before it has hidden its own start
@@ -42,8 +43,8 @@ def split(out: torch.Tensor, programs: int, keys: int) -> Splits:
 
 def num_splits(programs: int, keys: int, device: torch.device) -> int:
     processors = num_processors(device)
-    rounds = min(cdiv(_ROUNDS * processors, programs), cdiv(keys, _LONG_SPLIT))
-    filled = min(cdiv(2 * processors, programs), cdiv(keys, _LEAST_SPLIT))
+    rounds = min(triton.cdiv(_ROUNDS * processors, programs), triton.cdiv(keys, _LONG_SPLIT))
+    filled = min(triton.cdiv(2 * processors, programs), triton.cdiv(keys, _LEAST_SPLIT))
     return max(1, rounds, filled)
 
 
@@ -115,5 +116,5 @@ def join(splits: Splits, sinks: torch.Tensor | None, heads: int, out: torch.Tens
         columns = out.shape[-1]
         _join[(out.numel() // columns,)](
             splits.parts, splits.tops, splits.sums, out if sinks is None else sinks, out, splits.number, heads,
-            COLUMNS=columns, DIM=next_power_of_2(columns), CHUNK=16, HAS_SINKS=sinks is not None, num_warps=4,
+            COLUMNS=columns, DIM=triton.next_power_of_2(columns), CHUNK=16, HAS_SINKS=sinks is not None, num_warps=4,
         )  # fmt: skip

@@ -38,6 +38,11 @@ def test_real_steps_launch_what_the_dry_run_has_named_nothing_else_and_wait_for_
     assert_all_are_known(variants("--only", *SOME))
 
 
+def test_a_dry_run_launches_a_layer_of_each_kind_however_many_there_are() -> None:
+    few, many = variants("--only", "llama", "--layers", "2", "32")["llama"]["launches"]
+    assert few == many > 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_so_do_those_of_every_family_and_format_and_all_of_it_compiles_for_hopper() -> None:

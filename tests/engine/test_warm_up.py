@@ -1,7 +1,6 @@
 """Compiling beside the loading: never in its way."""
 
 import logging
-import sys
 from typing import Any
 
 import pytest
@@ -43,19 +42,3 @@ def test_all_is_compiled_once_it_has_been_waited_for(monkeypatch: pytest.MonkeyP
     dry_run: Any = object()
     BackgroundWarmUp("m", lambda: dry_run, CUDA).wait()
     assert compiled == [([dry_run], CUDA)]
-
-
-def test_threads_take_short_turns_while_it_compiles_and_ordinary_ones_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[float] = []
-
-    def compile_launches(launches: Any, device: torch.device) -> WarmUp:
-        turns.append(sys.getswitchinterval())
-        raise ValueError("it fails")
-
-    monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
-    monkeypatch.setattr(engine.warm_up, "dry_run_launches", lambda dry_run: [dry_run])
-    monkeypatch.setattr(engine.warm_up, "compile_launches", compile_launches)
-    ordinary = sys.getswitchinterval()
-    BackgroundWarmUp("m", lambda: None, CUDA).wait()  # type: ignore[arg-type,return-value]
-    assert turns[0] < ordinary / 5
-    assert sys.getswitchinterval() == ordinary

@@ -163,8 +163,9 @@ class NotingRecorder:
         return noted
 
 
-def dry_run_of(name: str) -> DryRun:
+def dry_run_of(name: str, num_layers: int = 2) -> DryRun:
     config, parts, method = PACKED[name] if name in PACKED else (PLAIN[name], None, {})
+    config = config | {"num_hidden_layers": num_layers}
     raw = config | ({"quantization_config": method} if method else {})
     family = FAMILIES[architecture(raw)]
     parsed: Any = family.parse_config(raw)
@@ -310,6 +311,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--only", nargs="+", default=[*PLAIN, *PACKED])
+    parser.add_argument(
+        "--layers", type=int, nargs="+", help="say only what a dry run of a model with so many launches"
+    )
     options = parser.parse_args()
     engine.decode_graphs.WANTED_TIMES = 2
     engine.runner.CudaRecorder = NotingRecorder  # type: ignore[misc, assignment]
@@ -325,6 +329,12 @@ def main() -> None:
             return GPUTarget("cuda", 90, 32)
 
     driver.set_active(NoDevice())
+    if options.layers:
+        runs = {
+            name: [dry_run_launches(dry_run_of(name, layers)) for layers in options.layers] for name in options.only
+        }
+        print(json.dumps({name: {"launches": [len(launches) for launches in found]} for name, found in runs.items()}))
+        return
     found = {}
     for name in options.only:
         dry = dry_run_of(name)
