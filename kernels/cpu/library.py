@@ -116,9 +116,9 @@ def start(*, wait: bool = False) -> None:
         if _use_existing():
             return
         if wait:
-            _use_built(in_background=False)
+            _use_built()
         else:
-            _building = threading.Thread(target=_use_built, args=(True,), name="cpu-kernels", daemon=True)
+            _building = threading.Thread(target=_use_built, name="cpu-kernels", daemon=True)
             _building.start()
 
 
@@ -145,10 +145,10 @@ def _use_existing() -> bool:
     return loaded is not None
 
 
-def _use_built(in_background: bool) -> None:
+def _use_built() -> None:
     global loaded
     try:
-        loaded = _opened(build_library(in_background=in_background))
+        loaded = _opened(build_library())
     except (BuildError, OSError, AttributeError) as error:
         log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
 

@@ -1,8 +1,9 @@
 // Matrix products of a few rows with a large matrix as checkpoints keep it, one output per row: y[m][n] = x[m] . w[n] + bias[n].
 //
 // With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
-// is multiplied out of the first-level cache, the part behind it is fetched to there: of a model of 20 MB, four rows of fp32 take 474 us, and 664 where it
-// is fetched to the second.
+// is multiplied out of the first-level cache, the part behind it is fetched: to there, if both have room (Zen 5, 48 KiB: of a model of 20 MB, four rows of
+// fp32 take 474 us, and 664 where it is fetched to the second), else to the second (Zen 4, 32 KiB: a step of four sequences over 0.9 GB of bf16 takes
+// 75 to 82 ms of processor time, and 120 to 129 where it is fetched to the first).
 //
 // w may also be coded in 12 bits (lossless.h). It is then decoded a block of columns at a time, and summed in the same order: the same bits come out.
 #include "lossless.h"
@@ -14,6 +15,7 @@
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define FEW 3                                        // rows of x that are multiplied with a row of w while it comes from memory
+#define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
@@ -35,7 +37,7 @@ INLINE void tile(const int x_rows, const int w_rows, const int fetched, const sc
 #pragma GCC unroll 4
         for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k);
 #pragma GCC unroll 4
-        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, 3);
+        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, FETCHED_TO);
 #pragma GCC unroll 4
         for (int m = 0; m < x_rows; m++) {
             piece row = load_piece(x + m * x_stride + k);
