@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from dialects.images import ImagePart
 from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
+from wire.data_sites import NO_OTHERS, DataSites
 
 INLINE_BYTES = (
     16 << 10
@@ -81,6 +82,7 @@ class ValidGeneration(Struct, frozen=True):
         tuple[int, int], ...
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
+    data_sites: DataSites = NO_OTHERS  # that may see it beside this one, as a router says
     lora: str | None = None  # the adapter, where the request names it beside the model
 
     @property

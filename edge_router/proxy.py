@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, assert_never
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from edge_router.admission import AdmissionFilter, tenant_of
@@ -129,6 +130,8 @@ class Proxy:
     async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
         head, limits = client.head, self.admission.limits
         request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
+        if request.model is not None:
+            request = replace(request, data_sites=self.selector.data_sites(request))
         proxied = self.proxied(request)
         if begun is not None:
             proxied.go_on(begun, self._clock())
@@ -201,7 +204,8 @@ class Proxy:
         """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
         selector, site = self.selector, preference.backend.name
         tries = len(proxied.tries.failures) + 1
-        headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, preference.explained(tries))]
+        route = "; ".join([preference.explained(tries), *([response.route] if response.route else ())])
+        headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, route)]
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
         if (meter := proxied.log.meter) is not None:
             meter.answered_by(site)

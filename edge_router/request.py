@@ -25,6 +25,7 @@ from edge_router.session import ConversationFingerprint, Recall, prefix_chain, s
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
+from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     ACCOUNT,
@@ -168,6 +169,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
         None  # with a longer queue the next site had better decline; None: it is to take the request
     )
 
+    data_sites: str = ""  # that may see it, as its site is told (wire/data_sites.py)
+
     @property
     def asked_model(self) -> str | None:
         """The model with the adapter that it is asked for with, as accounts' lists name them."""
@@ -206,6 +209,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
             lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
+            if self.data_sites:
+                lines += f"{DATA_SITES}: {self.data_sites}\r\n"
             if self.max_queue_ms is not None:
                 lines += f"{MAX_QUEUE_WAIT}: {round(self.max_queue_ms)}\r\n"
             if self.conversation.prefixes:

@@ -24,6 +24,7 @@ from edge_router.site_failure import SiteFailed
 from edge_router.upstream import UpstreamResponse
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
+from wire.data_sites import encode_data_sites
 from wire.errors import ApiError
 from wire.status import ModelStatus
 
@@ -82,6 +83,11 @@ class SiteSelector:
         if self.places.is_empty:
             return None
         return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
+
+    def data_sites(self, request: ValidRequest) -> str:
+        """Return the sites that may see a request, as the one that answers it is told."""
+        allowed = self._allowed(request)
+        return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
         """Return the name of a model that may have been asked for by an alias; the one it was asked for by where no site tells."""

@@ -19,7 +19,7 @@ from edge_router.site_clocks import SiteClocks
 from edge_router.site_failure import SiteFailed, raise_refusal
 from sites.network import RelayConfig
 from wire.continuation import RESUME_POINTS
-from wire.headers import REFUSAL, REQUEST_ID, SITE, forwardable
+from wire.headers import REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
 from wire.http.client import (
     CannotConnect,
     ConnectionLost,
@@ -281,6 +281,11 @@ class UpstreamResponse:
     def is_resumable(self) -> bool:
         """It can be continued elsewhere."""
         return self._relay is not None and self._relay.is_resumable
+
+    @property
+    def route(self) -> str:
+        """The site's words on where it computes the prompt; "" where it had no choice, or is a function."""
+        return "" if self.is_opaque else self._connection.response.header(ROUTE)
 
     @property
     def is_opaque(self) -> bool:

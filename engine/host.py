@@ -273,9 +273,11 @@ def address_problem(address: str, has_keys: bool = False) -> str | None:
 
 def peer_address_problem(config: HostConfig) -> str | None:
     """Return why a host must not serve its blocks there."""
-    if config.peer_address is None or not address_problem(config.peer_address, config.peer_keys is not None):
-        return None
-    return f"peer_address {config.peer_address} can be reached from other machines, which could read what is cached: give peer_keys as well"
+    for name in ("peer_address", "lend_address"):
+        address = getattr(config, name)
+        if address is not None and address_problem(address, config.peer_keys is not None):
+            return f"{name} {address} can be reached from other machines, which could read what is cached: give peer_keys as well"
+    return None
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:

@@ -232,6 +232,7 @@ class ModelLoading(NamedTuple):
                 arranged += f":{group.size}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
             copier, block_bytes = _copier(own, spec.name, group), layout.block_bytes * (group.size if group else 1)
+            info = replace(info, kv_block_bytes=block_bytes, kv_windows=layout.windows)
             kept = tiers.cache_for(identity, copier, block_bytes) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)

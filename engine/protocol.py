@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 3)  # of the protocol
+VERSION = (3, 4)  # of the protocol
 PRIORITIES = range(-8, 9)
 LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
@@ -119,9 +119,12 @@ class HostConfig(_Value, frozen=True):
     kv_host_dir: str | None = None  # on a file system in memory
     kv_disk_bytes: int = 0
     kv_disk_dir: str | None = None  # None: no disk tier
+    kv_disk_write_bytes_per_s: float = 0.0  # at most; 0: as fast as the disk takes them
     kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None: no store
     # Where this host serves the blocks of its host tier to others (ipc://PATH, tcp://HOST:PORT), and fetches theirs if it is told to. None: neither
     peer_address: str | None = None
+    # And to other sites' hosts (tcp://HOST:PORT), over the socket alone: peer_keys is given then. None: to none
+    lend_address: str | None = None
     # How blocks come here: "shared_memory" where both are on one machine and over the same socket elsewhere, or "mooncake"
     peer_transport: PeerTransport = "shared_memory"
     peer_keys: str | None = None  # a file of engine.keys, the same at all of them; None: they are on one machine
@@ -146,6 +149,7 @@ class BlockSource(_Value, frozen=True):
     address: str  # where it serves them (HostConfig.peer_address)
     hand_over: str  # the sequence there
     within_s: float  # after which this host computes what has not come
+    is_lent: bool = False  # by another site: its blocks come over the socket alone
 
 
 class AdapterSource(_Value, frozen=True):
@@ -248,6 +252,7 @@ class TokenOutput(_Value, frozen=True):
     error_code: ErrorCode | None = None  # with finish_reason "error"
     error_message: str | None = None
     num_fetched_tokens: int = 0  # of num_cached_tokens, those that another host has computed for this sequence
+    fetched_bytes_per_s: float = 0.0  # at which that host's blocks come here, as it measures; 0: not yet
     num_drafted: int = 0  # drafts that this step has checked
     num_accepted: int = 0  # of these, tokens of `token_ids`
     device_us: int = (
@@ -336,6 +341,10 @@ class ModelInfo(_Value, frozen=True):
     mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
     image_token_id: int | None = None  # that stands for an image's embeddings in prompts; None: it takes no images
+    kv_block_bytes: int = 0  # of one block of the KV cache, all ranks' parts of it; 0: it caches nothing
+    kv_windows: tuple[
+        int | None, ...
+    ] = ()  # of each group of layers, the tokens that a query sees; None: all before it
 
 
 class HostPhases(_Value, frozen=True):

@@ -62,6 +62,7 @@ class Sequence:
     num_peer_blocks: int = 0  # that its source has brought, of all groups
     num_cached_tokens: int | None = None  # of the prompt, when it was first scheduled
     num_fetched_tokens: int = 0  # of these, those that its source has computed
+    fetched_bytes_per_s: float = 0.0  # at which they came
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     device_us: float = 0.0  # its shares of steps, of which no output has told yet

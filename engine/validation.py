@@ -13,7 +13,7 @@ def host_problem(config: HostConfig) -> str | None:
         value = getattr(config, name)
         if value < 1:
             return f"{name} is {value}; it must be at least 1"
-    for name in ("max_decode_delay_ms", "kv_bytes", "kv_host_bytes", "kv_disk_bytes"):
+    for name in ("max_decode_delay_ms", "kv_bytes", "kv_host_bytes", "kv_disk_bytes", "kv_disk_write_bytes_per_s"):
         value = getattr(config, name)
         if value < 0:
             return f"{name} is {value}; it must be 0 or more"
@@ -25,6 +25,10 @@ def host_problem(config: HostConfig) -> str | None:
         return "kv_store is given, but blocks reach the store through the host tier: give kv_host_bytes as well"
     if config.peer_address is not None and not config.kv_host_bytes:
         return "peer_address is given, but blocks reach other hosts through the host tier: give kv_host_bytes as well"
+    if config.lend_address is not None and config.peer_address is None:
+        return (
+            "lend_address is given, but what serves blocks there is what serves them at peer_address: give that as well"
+        )
     if config.threads is not None and config.threads < 1:
         return f"threads is {config.threads}; it must be at least 1"
     return None

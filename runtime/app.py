@@ -48,9 +48,13 @@ def build_app(
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
+    if (config.engine.lenders or config.engine.lend_at is not None) and secret is None:
+        raise ConfigError(
+            f"site {config.name!r}: engine.lenders and engine.lend_at need the network's secret in {HOP_SECRET_ENV}, by which sites know each other"
+        )
     refuse_unusable(config.models)
-    own = launchers or launchers_of(config.engine, config.name, partial(model_bytes, config))
-    return SiteApp(Site(config, own), secret)
+    own = launchers or launchers_of(config.engine, config.name, partial(model_bytes, config), secret)
+    return SiteApp(Site(config, own, secret), secret)
 
 
 class SiteApp(Starlette):
@@ -102,6 +106,11 @@ class SiteApp(Starlette):
         yield from self._health.routes()
         yield from self._page.routes()
         yield from Internal(self.site.models, self.site.timeline, secret).routes()
+        if (first_port := self.site.config.engine.first_lend_port) is not None:
+            from runtime.routes.lending import LendingRoutes  # few sites lend
+
+            lending = self.site.models.lending(self.site.admission, self.site.metrics.engines.lent)
+            yield from LendingRoutes(lending, first_port).routes()
 
 
 @asynccontextmanager

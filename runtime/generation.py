@@ -34,6 +34,7 @@ from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
 from wire.continuation import Delivery
 from wire.credentials import Tenant
+from wire.data_sites import NO_OTHERS, DataSites
 from wire.errors import ApiError
 from wire.usage import ResourceUse
 
@@ -97,7 +98,8 @@ class Generator:
                 )
                 async with AsyncExitStack() as sequences:
                     for choice, submit in submits.items():
-                        sequences.push_async_exit(await generation.open(self.engine, choice, submit))
+                        scope = await generation.open(self.engine, choice, submit, request.data_sites)
+                        sequences.push_async_exit(scope)
                     measure.follow(generation)
                     self.traffic.arrived(request.model)
                     try:
@@ -159,10 +161,12 @@ class Generation:
         self._news = asyncio.Event()
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
 
-    async def open(self, engine: Continuations, choice: int, submit: Submit) -> AsyncExitStack:
+    async def open(
+        self, engine: Continuations, choice: int, submit: Submit, data_sites: DataSites = NO_OTHERS
+    ) -> AsyncExitStack:
         """Submit a choice's sequence and begin to collect its outputs; leaving the scope aborts it, unless it has ended."""
         scope = self._sequences[choice] = AsyncExitStack()
-        outputs = await scope.enter_async_context(engine.generate(submit))
+        outputs = await scope.enter_async_context(engine.generate(submit, data_sites))
         self.route = self.route or outputs.route
         task = asyncio.create_task(self._collect(choice, outputs), name="outputs")
         scope.push_async_callback(asyncio.wait, {task})

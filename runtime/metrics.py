@@ -14,11 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from engine.gpu_state import read_states
 from engine.protocol import ModelLoad, StepOutput
+from runtime.engines.dispatch import Placement
 from runtime.engines.fleet import HostLoad
 from runtime.engines.wake_history import Wake
 from wire.chat import Usage
 from wire.errors import ApiError
-from wire.status import ModelStatus, Residency
+from wire.status import LenderStatus, ModelStatus, Residency
 
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
@@ -30,6 +31,7 @@ _DEVICE_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 Loads = Callable[[], Iterable[HostLoad]]
 Statuses = Callable[[], Iterable[ModelStatus]]
+Lenders = Callable[[], Iterable[LenderStatus]]
 
 
 class Metrics:
@@ -42,9 +44,13 @@ class Metrics:
         )
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
 
-    def watch(self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Statuses) -> None:
-        """Read at each scrape the engine's own counts, the given gauges by name, where each model is."""
+    def watch(
+        self, loads: Loads, gauges: dict[str, Callable[[], float]], statuses: Statuses, lenders: Lenders | None
+    ) -> None:
+        """Read at each scrape the engine's own counts, the given gauges by name, where each model is, and what is known of sites that lend."""
         self._registry.register(_ModelCollector(loads, statuses))
+        if lenders is not None:
+            self._registry.register(_LenderCollector(lenders))
         if read_states():
             self._registry.register(_GpuCollector())
         for name, read in gauges.items():
@@ -171,8 +177,15 @@ class EngineMetrics:
         )
         self._placed = Counter(
             "pilotlight_prompts_placed",
-            "Prompts by where they are computed, of sites whose hosts have roles: handed_over, or here, where they are answered",
+            "Prompts by where they are computed, where there is a choice: handed_over to another host of the site, borrowed from another site, "
+            "or here, where they are answered",
             ["model_name", "where"],
+            registry=registry,
+        )
+        self._lent = Counter(
+            "pilotlight_prompts_lent",
+            "Prompts that other sites wanted computed here: computed, declined, given up for this site's own, left by who had asked, or failed",
+            ["model_name", "outcome"],
             registry=registry,
         )
         self._host_ms = Histogram(
@@ -226,8 +239,13 @@ class EngineMetrics:
     def cut(self, model: str, outcome: str) -> None:
         self._cut.labels(model, outcome).inc()
 
-    def placed(self, model: str, *, is_handed_over: bool) -> None:
-        self._placed.labels(model, "handed_over" if is_handed_over else "here").inc()
+    def placed(self, placement: Placement) -> None:
+        prefill = placement.prefill
+        where = "here" if prefill is None else "borrowed" if prefill.is_lent else "handed_over"
+        self._placed.labels(placement.replica.model, where).inc()
+
+    def lent(self, model: str, outcome: str) -> None:
+        self._lent.labels(model, outcome).inc()
 
     def wake(self, wake: Wake) -> None:
         self._wakes.labels(wake.model, wake.clock).observe(wake.ms)
@@ -251,6 +269,21 @@ class _GpuCollector:
             for number, state in enumerate(states):
                 if name in state:
                     family.add_metric([str(number)], state[name])
+            yield family
+
+
+class _LenderCollector:
+    """The sites that may compute prompts for this one."""
+
+    def __init__(self, lenders: Lenders) -> None:
+        self._lenders = lenders
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        found = list(self._lenders())
+        for kind, name, about, read in _OF_LENDERS:
+            family = kind(f"pilotlight_lender_{name}", about, labels=["lender"])
+            for status in found:
+                family.add_metric([status.site], read(status))
             yield family
 
 
@@ -301,6 +334,13 @@ def _kv_usage(load: ModelLoad) -> float:
 
 _Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
+_OF_LENDERS: tuple[tuple[_Family, str, str, Callable[[LenderStatus], float]], ...] = (
+    (_GAUGE, "usable", "1 while it would compute a prompt", lambda status: not status.why_not),
+    (_GAUGE, "rtt_ms", "Round trip", lambda status: status.rtt_ms),
+    (_GAUGE, "mbit_per_s", "Measured rate of the link, 0 before that", lambda status: status.mbit_per_s),
+    (_COUNTER, "borrowed", "Prompts that it has taken", lambda status: status.borrowed),
+    (_COUNTER, "declined", "Prompts that it was asked for and has not taken", lambda status: status.declined),
+)  # fmt: skip
 _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = (
     (_GAUGE, "vllm:num_requests_running", "Sequences being decoded or prefilled", lambda load: load.running),
     (_GAUGE, "vllm:num_requests_waiting", "Sequences not started", lambda load: load.waiting),

@@ -26,6 +26,7 @@ from wire.continuation import (
     decode_delivery,
 )
 from wire.credentials import Key, Tenant, owner_of, tenant_of
+from wire.data_sites import DATA_SITES, NO_OTHERS, DataSites, decode_data_sites
 from wire.errors import ApiError
 from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from wire.prefixes import decode_prompt_prefixes
@@ -51,6 +52,7 @@ class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None: nobody goes on with this answer elsewhere
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
+    data_sites: DataSites = NO_OTHERS  # that may see the request beside this one
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
@@ -68,6 +70,7 @@ class RouterContext(NamedTuple):
             answer_name=self.name or request.answer_name,
             delivery=self.delivery,
             prefixes=self.prefixes,
+            data_sites=self.data_sites,
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
@@ -86,6 +89,7 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
     wait = header(scope, MAX_QUEUE_WAIT.encode()) or ""
     context = RouterContext(
         prefixes=_prefixes(header(scope, PREFIXES.encode())),
+        data_sites=decode_data_sites(header(scope, DATA_SITES.encode())),
         max_queue_wait_ms=int(wait) if wait.isascii() and wait.isdigit() and len(wait) < 10 else None,
     )
     answer = header(scope, ANSWER.encode())

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runtime.admission import Admission
 from runtime.engines.continuation import Continuations
@@ -27,12 +28,15 @@ from sites.site import SiteConfig
 from wire.credentials import Access, known_keys
 from wire.status import ProcessStatus
 
+if TYPE_CHECKING:
+    from runtime.engines.lenders import Lenders
+
 
 class Site:
     """The parts, and their life: `async with site.running()`."""
 
-    def __init__(self, config: SiteConfig, launchers: Sequence[Launcher]) -> None:
-        """`launchers` start the engine hosts, one for each device."""
+    def __init__(self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None) -> None:
+        """`launchers` start the engine hosts, one for each device; `secret` is the network's."""
         self.config = config
         self.url: str | None = None  # known once the socket is bound
         self.access = access_of(config)
@@ -52,6 +56,7 @@ class Site:
             on_scaling=self.metrics.engines.scaled,
             on_lost=traffic.forget,
             finetunes=self.finetunes,
+            lenders=lenders_of(config, secret),
         )
         observers = self.metrics.engines.cut, self.metrics.engines.placed
         engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
@@ -66,7 +71,13 @@ class Site:
             ImageReader(config.images, config.limits.max_body_mib),
         )
         self.fleet.on_step(self.metrics.engines.step)
-        self.metrics.watch(self.fleet.loads, self._gauges(), self.models.registry.statuses)
+        lenders = self.models.lenders
+        self.metrics.watch(
+            self.fleet.loads,
+            self._gauges(),
+            self.models.registry.statuses,
+            None if lenders is None else lenders.statuses,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -128,6 +139,15 @@ class Site:
             "engine_hosts_shifted": lambda: fleet.num_shifted,
             "ready": lambda: not self.why_not_ready(),
         }
+
+
+def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
+    """Return the sites that may compute prompts for this one, where its file names some."""
+    if not config.engine.lenders or secret is None:
+        return None
+    from runtime.engines.lenders import Lenders  # with an HTTP client, which other sites do without
+
+    return Lenders(config.engine.lenders, secret)
 
 
 def finetunes_of(config: SiteConfig) -> FinetuneStore | None:

@@ -22,7 +22,7 @@ from sites.config import (
     read,
 )
 from sites.images import ImagesConfig
-from sites.rules import can_stand_together, is_a_device, is_a_speculation, refuse_twice
+from sites.rules import can_stand_together, is_a_device, is_a_speculation, is_http, refuse_twice
 from sites.table import Rules, Table
 
 LOCAL = Path(__file__).parent / "local"
@@ -43,6 +43,15 @@ class EngineHostConfig(Table, frozen=True, kw_only=True):
             description="prefill: computes prompts, and hands their KV blocks to hosts that answer; decode: answers; both: either, as one host does"
         ),
     ] = "both"
+
+
+class LenderConfig(Table, frozen=True, kw_only=True):
+    """A site of the network that may compute prompts for this one."""
+
+    rules: ClassVar[Rules] = {"url": is_http}
+
+    site: Annotated[Name, Meta(description="its name, by which routers' rules on data know it, too")]
+    url: Annotated[str, Meta(description="where it listens, and at whose host its engine hosts serve blocks (lend_at)")]
 
 
 class EngineConfig(Table, frozen=True, kw_only=True):
@@ -116,6 +125,10 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         ),
     ] = None
     kv_disk_gib: Annotated[Positive, Meta(description="of kv_disk_dir, at most")] = 8.0
+    kv_disk_write_mib_per_s: Annotated[
+        Positive,
+        Meta(description="written to it, at most, by each host: beyond that, blocks that were used again go first"),
+    ] = 256.0
     kv_store: Annotated[
         Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}\Z")] | None,
         Meta(
@@ -130,6 +143,20 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             "whose connections know no keys (pip install 'pilotlight[mooncake]')"
         ),
     ] = "shared_memory"
+    lend_at: Annotated[
+        Annotated[str, Meta(pattern=r"^[^\s/:]+:[0-9]{1,5}\Z")] | None,
+        Meta(
+            description="HOST:PORT where the first engine host serves KV blocks to other sites, the next ones at the ports behind it: their prompts "
+            "are computed here while a host has nothing of this site's own to do; unset: for nobody"
+        ),
+    ] = None
+    lenders: Annotated[
+        tuple[LenderConfig, ...],
+        Meta(
+            description="sites that may compute prompts for this one, where that is predicted to take less time, link included, "
+            "and a router has said that the request's data may go there"
+        ),
+    ] = ()
     weights_gib: Annotated[
         Positive | None,
         Meta(
@@ -200,6 +227,16 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         """Tell whether some hosts compute prompts for others."""
         return len(set(self.roles)) > 1
 
+    @property
+    def first_lend_port(self) -> int | None:
+        """The port of `lend_at`; None: the site lends nothing."""
+        return None if self.lend_at is None else int(self.lend_at.rpartition(":")[2])
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Tell whether engine hosts fetch blocks of each other, here or at other sites."""
+        return self.is_split or self.lend_at is not None or bool(self.lenders)
+
     def agree(self) -> None:
         if self.hosts and (self.devices is not None or self.device is not UNSET):
             raise ValueError("hosts is given beside device or devices: each host names its own, drop the others")
@@ -236,6 +273,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             raise ValueError("device and devices are both given: drop one of them")
         if self.kv_disk_dir is not None and not self.kv_host_gib:
             raise ValueError("kv_disk_dir needs kv_host_gib above 0: KV blocks reach the disk through host memory")
+        if (self.lend_at is not None or self.lenders) and not self.kv_host_gib:
+            raise ValueError(
+                "lend_at and lenders need kv_host_gib above 0: KV blocks go from site to site through host memory"
+            )
+        if (first := self.first_lend_port) is not None and not 0 < first <= 65536 - len(self.device_groups):
+            raise ValueError(f"lend_at is at port {first}: each engine host needs one of its own from there to 65535")
+        refuse_twice([lender.site for lender in self.lenders], "lender's site")
         if self.kv_store is not None and not self.kv_host_gib:
             raise ValueError("kv_store needs kv_host_gib above 0: KV blocks reach the store through host memory")
 
@@ -502,6 +546,8 @@ class SiteConfig(Table, frozen=True, kw_only=True):
                 )
             if model.residency == "device" and model.sleep_after_s is not None:
                 raise ValueError(f"model {model.name!r} is to stay on the device: drop sleep_after_s, or say auto")
+        if any(lender.site == self.name for lender in self.engine.lenders):
+            raise ValueError(f"engine.lenders names {self.name!r}, which is this site: name others")
         for model in self.models:
             refuse_twice([adapter.name for adapter in model.adapters], f"adapter of {model.name}")
         names = [name for model in self.models for name in (model.name, *model.aliases)]

@@ -25,6 +25,7 @@ ENGINE_CLIENT_HALF = {
     "protocol",
     "frames",
     "client",
+    "keys",
     "socket_client",
     "tokenizer",
     "chat_template",

@@ -77,6 +77,17 @@ class FunctionsStatus(msgspec.Struct, frozen=True):
     functions: tuple[FunctionStatus, ...] = ()
 
 
+class LenderStatus(msgspec.Struct, frozen=True):
+    """A site that may compute prompts for this one."""
+
+    site: str
+    why_not: str = ""  # it would compute none now
+    rtt_ms: float = 0.0
+    mbit_per_s: float = 0.0  # of the link, as blocks and probes have measured it; 0: not measured yet
+    borrowed: int = 0  # counter: prompts that it has taken
+    declined: int = 0  # counter: prompts that it was asked for and has not
+
+
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
     version: str  # of the software
@@ -95,6 +106,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     finetunes: str | None = (
         None  # another word after every change of what accounts have uploaded; None: it takes no uploads
     )
+    lenders: tuple[LenderStatus, ...] = ()
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

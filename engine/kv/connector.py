@@ -12,7 +12,7 @@ from engine.kv.cached_prefix import CachedPrefix
 from engine.kv.groups import CacheGroups
 from engine.kv.manager import BlockManager
 from engine.kv.prefix_index import block_name
-from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tiers, Transfer
+from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, PeerTransfer, Tiers, Transfer
 from engine.sequence import Sequence
 from engine.stats import SchedulerCounts
 
@@ -157,9 +157,16 @@ class _TierLoad(_Load):
 class _PeerLoad(_Load):
     """Blocks that another host computes, on their way to the host tier, where they stay pinned until the sequence runs."""
 
+    def __init__(
+        self, connector: KVConnector, sequence: Sequence, transfer: PeerTransfer, prefix: CachedPrefix, deadline: float
+    ) -> None:
+        super().__init__(connector, sequence, transfer, prefix, deadline)
+        self._from_peer = transfer
+
     def take(self) -> None:
         super().take()
         self.sequence.num_peer_blocks = self._connector.tiers.take_read(self.sequence, self._transfer)
+        self.sequence.fetched_bytes_per_s = self._from_peer.bytes_per_s
 
 
 class _HostLoad(_Load):

@@ -5,6 +5,7 @@ blocks.
 """
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,8 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
     disk = None
     if config.kv_disk_dir is not None and config.kv_disk_bytes:
         try:
-            disk = DiskThread(DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S), host)
+            opened = DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S)
+            disk = DiskThread(opened, host, write_bytes_per_s=config.kv_disk_write_bytes_per_s or math.inf)
         except TierError as error:
             log.warning("%s; this engine host goes without", error)
     store = None

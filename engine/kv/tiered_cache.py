@@ -16,7 +16,7 @@ from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.store_thread import StoreLookup, StoreThread
 from engine.kv.tier_read import TierRead
-from engine.kv.tiers import Tier, TierLoad, Transfer
+from engine.kv.tiers import PeerTransfer, Tier, TierLoad, Transfer
 from engine.protocol import BlockSource
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class TieredCache:
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
+        if self._disk is not None:
+            self._disk.note_reuse(hashes)
 
     def end_chain(self, hashes: Sequence[bytes]) -> None:
         self._host.refresh(hashes)
@@ -151,7 +153,7 @@ class TieredCache:
             self._num_lost_reads += 1
         return transfer.num_read if slots else 0
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
         if self._peers is None or self._thread.is_broken:
             return None
         read = self._peers.reader.read(source, self._peers.identity, names, self._block_bytes)

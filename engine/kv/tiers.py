@@ -35,6 +35,12 @@ class Transfer(Protocol):
         """Blocks that arrived, from the first on, of those asked for."""
 
 
+class PeerTransfer(Transfer, Protocol):
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate at which the other host's blocks have come here, in this transfer and others, as that host measures; 0: it has not."""
+
+
 class Tiers(Protocol):
     def store(self, block: int, block_hash: bytes) -> None:
         """Keep a copy of a block whose content is complete, when there is time."""
@@ -67,7 +73,7 @@ class Tiers(Protocol):
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         """Begin to read from disk or store to the host tier."""
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
         """Begin to fetch blocks that another host computes into the host tier. None: this host asks nobody."""
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
@@ -122,7 +128,7 @@ class NoTiers:
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         raise NotImplementedError("nothing was offered")
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
         return None
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:

@@ -9,8 +9,8 @@ queue of `rtt + max(...)` on, and handing over the whole request from `rtt` on, 
 from typing import NamedTuple
 
 from engine.kv.groups import CacheGroups
+from engine.planning.hand_over import exposed_s
 from engine.planning.planner import SplitPlan
-from engine.protocol import LAST_CHUNK_TOKENS
 
 
 class Link(NamedTuple):
@@ -52,5 +52,5 @@ def plan_link(split: SplitPlan, link: Link) -> LinkPlan | None:
     of_ranks = sum(rank.layout.block_bytes for rank in split.ranks if rank.layout is not None)
     prompt_bytes = len(groups.seen(tokens // layout.block_size)) * of_ranks // split.parallelism.copies
     compute_s, move_s = split.speed.ttft_s, prompt_bytes / link.bytes_per_s
-    exposed_s = max(move_s * min(1.0, LAST_CHUNK_TOKENS / tokens), move_s - compute_s)
-    return LinkPlan(tokens, prompt_bytes, tokens / move_s, tokens / compute_s, link.rtt_s + exposed_s, link.rtt_s)
+    borrow_from_s = link.rtt_s + exposed_s(tokens, tokens / move_s, compute_s)
+    return LinkPlan(tokens, prompt_bytes, tokens / move_s, tokens / compute_s, borrow_from_s, link.rtt_s)

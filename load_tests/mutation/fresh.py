@@ -206,7 +206,7 @@ FRESH = (
         "two tenants may share a salt",
     ),
     Mutant(
-        "runtime/engines/dispatch.py",
+        "runtime/engines/assignments.py",
         "= 0, max(0, self._decode_tokens - len(token_ids))",
         "= 0, self._decode_tokens",
         "tokens that were computed are taken off twice",

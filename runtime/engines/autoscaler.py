@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from runtime.engines.assignments import Assignments
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
-from runtime.engines.dispatch import Dispatch
 from runtime.engines.model_state import ModelState, Replica
 from runtime.engines.roles import RolePolicy
 from runtime.engines.scaling import Heat
@@ -37,10 +37,10 @@ class Autoscaler:
         changed: Condition,
         config: EngineConfig,
         observe: Observer,
-        dispatch: Dispatch,
+        assignments: Assignments,
     ) -> None:
         self._states = states
-        self._dispatch = dispatch
+        self._assignments = assignments
         self._roles: RolePolicy | None = None
         if config.shift_roles:
             self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
@@ -80,7 +80,7 @@ class Autoscaler:
         if self._roles is None:
             return
         replicas = self._states[0].replicas  # any model's: what is asked is of their hosts
-        waits = [self._dispatch.waits(each) if each.host.why_down is None else None for each in replicas]
+        waits = [self._assignments.waits(each) if each.host.why_down is None else None for each in replicas]
         shift = self._roles.judge(time.monotonic(), waits)
         if shift is not None:
             host = replicas[shift.host].host

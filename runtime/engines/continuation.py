@@ -8,18 +8,19 @@ of the change. Whatever cannot be continued soon, or has lost too many hosts, en
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec.structs import replace
 
 from engine.client import EngineClient, EngineError
 from engine.protocol import PRIORITIES, Submit, TokenOutput
-from runtime.engines.dispatch import Assignment, Placement
+from runtime.engines.assignments import Assignment
+from runtime.engines.dispatch import Placement
 from runtime.engines.fleet import Fleet
-from runtime.engines.hand_over import PrefillWork, decode_sequence, prefill_sequence
-from runtime.engines.model_state import Replica
+from runtime.engines.hand_over import PrefillWork, prefill_sequence
 from runtime.engines.models import Models
 from runtime.engines.sent_images import SentImages
+from wire.data_sites import NO_OTHERS, DataSites
 
 # Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
 # bad luck again, is still continued.
@@ -27,11 +28,7 @@ MAX_CONTINUATIONS = 2
 
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
-
-
-class PlacementObserver(Protocol):
-    def __call__(self, model: str, *, is_handed_over: bool) -> None:
-        """Note where a prompt is computed, where hosts have roles."""
+PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
 
 
 class Continuations:
@@ -43,7 +40,7 @@ class Continuations:
         models: Models,
         within_s: float,
         observe: Observer,
-        observe_placement: PlacementObserver = lambda model, *, is_handed_over: None,
+        observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
         """`within_s`: a sequence that had begun has its next token so soon after its host's death, or ends with an error. One that had not
         begun only has to be on the next host by then: there it waits for its turn, as before."""
@@ -55,9 +52,10 @@ class Continuations:
         self.images = SentImages()
 
     @asynccontextmanager
-    async def generate(self, submit: Submit) -> AsyncIterator["ContinuedSequence"]:
-        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended."""
-        sequence = ContinuedSequence(self, submit)
+    async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
+        """Open a sequence's scope, through all its hosts. Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may
+        see it, beside this one."""
+        sequence = ContinuedSequence(self, submit, data_sites)
         try:
             await sequence.begin()
             yield sequence
@@ -72,8 +70,9 @@ class _TooLateError(EngineError):
 class ContinuedSequence:
     """One sequence's outputs in order, as its reader iterates them."""
 
-    def __init__(self, site: Continuations, submit: Submit) -> None:
+    def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site
+        self._data_sites = data_sites
         self._submit = submit  # as it was asked for
         self._delivered: list[int] = []
         self._has_begun = False
@@ -89,13 +88,21 @@ class ContinuedSequence:
         within_s = self._site.within_s
         try:
             async with asyncio.timeout(within_s):
-                placement = await self._site.models.place(self._submit)
+                self.route = await self._begin()
         except TimeoutError:
             why = self._site.fleet.why_down or "its engine host died"
             message = f"{why}, and no other was ready within {within_s:g} s; try again in a moment"
             raise EngineError("overloaded", message) from None
-        self.route = placement.explained
-        await self._enter(placement, self._submit)
+
+    async def _begin(self) -> str:
+        while True:
+            placement = await self._site.models.place(self._submit, self._data_sites)
+            try:
+                return await self._enter(placement, self._submit)
+            except EngineError as error:  # its host may have died while another one was asked to compute the prompt
+                if self._client is None or not self._is_cut(error):
+                    raise
+            await self._scope.aclose()
 
     async def leave(self) -> None:
         await self._scope.aclose()
@@ -160,34 +167,36 @@ class ContinuedSequence:
     async def _move(self) -> None:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self._scope.aclose()
-        placement = await self._site.models.place(self._submit)
+        placement = await self._site.models.place(self._submit, self._data_sites)
         await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
 
-    async def _enter(self, placement: Placement, submit: Submit) -> None:
-        replica = placement.replica
-        self._client = client = replica.host.serving_client()
+    async def _enter(self, placement: Placement, submit: Submit) -> str:
+        """Open the sequence where it was placed; return how, explained."""
+        self._client = client = placement.replica.host.serving_client()
         self._scope = AsyncExitStack()
         self._prefill = None
-        if placement.why:
-            self._site.observe_placement(submit.model, is_handed_over=placement.prefill is not None)
         if placement.prefill is not None:
-            submit = await self._begin_prefill(placement.prefill, submit, placement.within_s)
-        self._assignment = self._scope.enter_context(self._site.models.dispatch.assigned(submit, replica))
-        self._scope.enter_context(replica.host.progress.expected())
+            placement, submit = await self._begin_prefill(placement, submit)
+        if placement.why:
+            self._site.observe_placement(placement)
+        self._assignment = self._scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
+        self._scope.enter_context(placement.replica.host.progress.expected())
         opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
         self._outputs = await self._scope.enter_async_context(opened)
+        return placement.explained
 
-    async def _begin_prefill(self, replica: Replica, submit: Submit, within_s: float) -> Submit:
-        """Let another host compute the prompt, and return the sequence that fetches it from there; the sequence as it is where that host has just
-        gone."""
-        client, address, info = replica.host.client, replica.host.peer_address, self._site.models.info_of(submit.model)
-        if client is None or client.death is not None or address is None or info is None:
-            return submit
-        prefill = prefill_sequence(submit, info.block_size)
-        assigned = self._site.models.dispatch.assigned(prefill, replica)
-        self._prefill = PrefillWork()
-        await self._scope.enter_async_context(self._prefill.running(client, prefill, assigned))
-        return decode_sequence(submit, prefill, address, within_s)
+    async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
+        """Let another host compute the prompt, and return the sequence that fetches it from there. Where that host has just gone, or declines, the
+        sequence is as it was."""
+        info = self._site.models.info_of(submit.model)
+        assert placement.prefill is not None
+        assert info is not None, "a model that is awake was loaded"
+        prefill, work = prefill_sequence(submit, info.block_size), PrefillWork(placement.prefill)
+        fetching = await self._scope.enter_async_context(work.running(submit, prefill, placement.within_s))
+        if fetching is None:
+            return placement.without_prefill(), submit
+        self._prefill = work
+        return placement, fetching
 
     def _note(self, output: TokenOutput) -> TokenOutput:
         """Count an output's tokens. What the first host found cached is what the request found, whatever the next one computes again."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
@@ -48,12 +49,17 @@ class ProcessLauncher:
         *,
         bootstraps: bool = False,
         model_bytes: tuple[int, ...] = (),
+        lend_address: str | None = None,
+        secret: str | None = None,
     ) -> None:
         """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
+        `lend_address`: where hosts of other sites fetch blocks; `secret`: the network's, of which their keys are made.
         `cores` are the host's own, where it has not all. `group`: devices that share every model. `bootstraps`: the first host may serve by bootstrap
         programs. Those that follow it do not: by then the checkpoint's pages may have left the page cache."""
         self._bootstraps = bootstraps
         self._model_bytes = model_bytes
+        self._lend_address = lend_address
+        self._secret = secret
         self._config = config
         self._owner = owner
         self._group = group
@@ -67,10 +73,12 @@ class ProcessLauncher:
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
         tier_place = self._claim_tier_place()
         place = SocketDirectory()
-        peer_address = place.peer_address if self._config.is_split and tier_place is not None else None
+        peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
         config = host_config(self._config, self._group, self._owner, tier_place, peer_address, self._model_bytes)
         bootstraps, self._bootstraps = self._bootstraps and not (standby or afresh), False
         try:
+            if peer_address is not None and (self._lend_address is not None or self._config.lenders):
+                config = replace(config, lend_address=self._lend_address, peer_keys=str(self._write_keys(place)))
             process = await _start(
                 *("--address", place.address, "--parent", str(os.getpid())),
                 *("--config", msgspec.json.encode(config).decode()),
@@ -84,6 +92,15 @@ class ProcessLauncher:
             place.remove()
             raise
         return HostProcess(process, _connect(place.address), place, peer_address)
+
+    def _write_keys(self, place: SocketDirectory) -> Path:
+        """Write the keys by which the network's engine hosts know each other, where this host alone finds them."""
+        from engine.keys import write_network_keys
+
+        assert self._secret is not None, "a site that lends or borrows has the network's secret"
+        path = place.directory / "keys"
+        write_network_keys(path, self._secret)
+        return path
 
     def _claim_tier_place(self) -> Path | None:
         if not self._config.kv_host_gib:
@@ -135,10 +152,13 @@ class HostProcess:
 
 
 def launchers_of(
-    config: EngineConfig, site: str, model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: ()
+    config: EngineConfig,
+    site: str,
+    model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
+    secret: str | None = None,
 ) -> list[ProcessLauncher]:
-    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks. What other sites' hosts have left in the way of sockets
-    is removed a little later."""
+    """Return one for each of the site's devices. `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have
+    left in the way of sockets is removed a little later."""
     remove_dead_later()
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
@@ -150,6 +170,10 @@ def launchers_of(
         """A KV cache without a size is what models leave of a GPU."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
+    def lend_address(index: int) -> str | None:
+        first = config.first_lend_port
+        return None if first is None else f"tcp://{str(config.lend_at).rpartition(':')[0]}:{first + index}"
+
     return [
         ProcessLauncher(
             config,
@@ -159,6 +183,8 @@ def launchers_of(
             own,
             bootstraps=bootstraps,
             model_bytes=sizes(group),
+            lend_address=lend_address(i),
+            secret=secret,
         )
         for i, (owner, group, own) in enumerate(zip(owners, devices, cores, strict=True))
     ]
@@ -194,6 +220,7 @@ def host_config(
         kv_host_bytes=round(config.kv_host_gib * GIB) if tier_place is not None else 0,
         kv_host_dir=None if tier_place is None else str(tier_place),
         kv_disk_bytes=round(config.kv_disk_gib * GIB) if disk is not None else 0,
+        kv_disk_write_bytes_per_s=config.kv_disk_write_mib_per_s * 2**20,
         kv_disk_dir=None if disk is None else str(Path(disk).expanduser().absolute() / owner),
         kv_store=config.kv_store if tier_place is not None else None,
         peer_address=peer_address,

@@ -9,10 +9,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from engine.client import EngineError
 from engine.protocol import ModelInfo, Submit
 from runtime.adapters import AdapterRegistry
+from runtime.admission import Admission
+from runtime.engines.assignments import Assignments
 from runtime.engines.autoscaler import Autoscaler
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition, DeviceHost
@@ -28,7 +31,13 @@ from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
 from runtime.finetunes import FinetuneStore
 from sites.site import SiteConfig
+from wire.data_sites import DataSites
 from wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from runtime.engines.lenders import Lenders  # where a site's file names some
+    from runtime.engines.lending import Lending
+    from runtime.engines.lending import Observer as LendingObserver
 
 
 class Models:
@@ -43,6 +52,7 @@ class Models:
         on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         on_lost: Callable[[str], None] = lambda model: None,
         finetunes: FinetuneStore | None = None,
+        lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is of the wall: rhythms are those of days. `on_eviction` is told the model and where it sleeps; `on_scaling`, up or down;
@@ -60,10 +70,12 @@ class Models:
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self._states, memory)
-        self.dispatch = Dispatch(states, len(fleet.hosts))
+        self.lenders = lenders
+        self.assignments = Assignments(states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
+        self._dispatch = Dispatch(self.assignments)
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.dispatch
+            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.assignments
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:
@@ -77,6 +89,8 @@ class Models:
         self._tasks.append(asyncio.create_task(self._foresight.run(), name="foresight"))
         if len(self._fleet.hosts) > 1:
             self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
+        if self.lenders is not None:
+            self._tasks += self.lenders.start()
 
     def drain(self) -> None:
         """Refuse what waits for a model."""
@@ -89,6 +103,8 @@ class Models:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if self.lenders is not None:
+            self.lenders.close()
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
@@ -105,15 +121,16 @@ class Models:
             demand.used_at = time.monotonic()
             self._changed.notify_all()
 
-    async def place(self, submit: Submit) -> Placement:
+    async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
         """Return the replicas of a model in use that a sequence is to be computed on: at once where one lives, else as soon as one does. The caller
-        assigns the sequence to them (`dispatch.assigned`) before it waits for anything."""
+        assigns the sequence to them (`assignments.assigned`) before it waits for anything. `data_sites`: that may see it, beside this one."""
         state = self._states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
             if live:
                 taking = [replica for replica in live if not (replica.is_retiring or replica.is_yielding)]
-                return self.dispatch.place(submit, taking or live)
+                lenders, why_none = ((), "") if self.lenders is None else self.lenders.that_may_see(data_sites)
+                return self._dispatch.place(submit, taking or live, lenders, why_none)
             if self._fleet.is_ending:
                 reason = self._fleet.why_down or "the site is ending"
                 raise EngineError("overloaded", f"{reason}; try again in a moment")
@@ -121,6 +138,12 @@ class Models:
                 await awake[0].host.until_changed()
             else:
                 await self._queue.until_awake(state)
+
+    def lending(self, admission: Admission, observe: "LendingObserver") -> "Lending":
+        """Return what computes prompts for other sites."""
+        from runtime.engines.lending import Lending  # few sites lend
+
+        return Lending(self._states, self.assignments, admission, observe)
 
     def info_of(self, name: str) -> ModelInfo | None:
         """Return what a model can do; None before it has first been awake."""

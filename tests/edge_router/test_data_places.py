@@ -8,6 +8,7 @@ import pytest
 from sites.config import ConfigError
 from tests.edge_router.builders import model_status, network
 from tests.edge_router.fakes import FirstThen, continued_stream, last_error, reset_it, router, sites
+from wire.data_sites import DATA_SITES
 
 KEYS = [{"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest()} for name in ("acme", "bob")]
 ACME, BOB = ({"authorization": f"Bearer {name}"} for name in ("acme", "bob"))
@@ -23,6 +24,21 @@ async def test_an_accounts_data_stays_where_it_may_go_whatever_is_nearer(monkeyp
                 await response.read()
             assert [len(fake.seen) for fake in fakes][site] == 1
         assert [len(fake.seen) for fake in fakes] == [1, 1]
+
+
+async def test_a_site_is_told_who_else_may_see_a_request_whatever_its_client_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
+    tables = {**ONLY_IAD, "accounts": [{"name": "acme", "data": {"sites": ["iad1", "sin1"]}}]}
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, tables=tables) as running:
+        for headers, told in ((ACME, "iad1,sin1"), (BOB, "*")):
+            async with running.chat(headers={**headers, DATA_SITES: "*"}) as response:
+                await response.read()
+            (seen,) = [request for fake in fakes for request in fake.seen]
+            assert seen.headers.getall(DATA_SITES) == [told]
+            for fake in fakes:
+                fake.seen.clear()
 
 
 async def test_a_stream_that_loses_its_only_site_ends_rather_than_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

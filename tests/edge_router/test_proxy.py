@@ -39,6 +39,15 @@ async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_head
         assert running.counted("pilotlight_router_time_to_first_token_seconds_count", site="ams1") == 1
 
 
+async def test_a_sites_own_decision_stands_behind_the_routers() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {}, x_pilotlight_route="prompt=engine 0; here=480.0; there=120.5")
+        async with running.chat(stream=False) as response:
+            route = response.headers["x-pilotlight-route"]
+        assert route.startswith("site=ams1; cost=")
+        assert route.endswith("; prompt=engine 0; here=480.0; there=120.5")
+
+
 async def test_events_arrive_while_the_site_still_generates() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

@@ -18,6 +18,7 @@ class FakeTransfer:
         self.blocks = blocks
         self.polls = polls
         self.num_blocks = 0
+        self.bytes_per_s = 0.0
         self.is_ended = False
 
     @property
@@ -94,7 +95,7 @@ class FakeTiers:
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> FakeTransfer | None:
         """What the source has is in `peers`."""
         return self._begin(FakeTransfer(self, names, None, self.draw.randint(1, 4)))
 

@@ -1,6 +1,7 @@
 """One host computes prompts and another one answers: tokens are one host's, whatever sequences ask for and whatever becomes of the blocks (I9)."""
 
 import itertools
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tokenizers import Tokenizer
 
 from engine.engine import Engine
 from engine.kv.peers import block_server
@@ -16,6 +18,8 @@ from engine.kv.tiered_cache import TieredCache
 from engine.protocol import Constraint, HostConfig, Submit
 from engine.rates import TransferRate
 from runtime.engines.hand_over import can_hand_over, decode_sequence, prefill_sequence
+from tests.adapters import adapted, write_adapter
+from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
 
@@ -35,6 +39,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     assert request.param in MODELS
     path = tmp_path_factory.mktemp("family")
     write_family(path, request.param)
+    write_tokenizer(path)
     return path
 
 
@@ -177,15 +182,50 @@ def test_tokens_are_those_of_one_host(pair: Pair, what: str) -> None:
     assert pair.decode.load().prompt_tokens <= (150 - 144) * len(messages), "the decode host computed the rest alone"
 
 
-def test_a_grammar_holds_where_the_prompt_came_from_elsewhere(dense_pair: Pair) -> None:
+def test_a_grammar_holds_where_the_prompt_came_from_elsewhere(pair: Pair) -> None:
     messages = [
-        replace(submit(f"s{i}", PROMPT[: 100 + i], max_tokens=30), constraint=Constraint("regex", "[ab]{5}"))
-        for i in range(2)
+        replace(
+            submit(f"s{i}", random_prompt(100, seed=20 + i), max_tokens=30, **more),
+            constraint=Constraint("regex", "[ab]{5}"),
+        )
+        for i, more in enumerate(({}, {"temperature": 0.9, "seed": 5}))
     ]
-    expected = alone(dense_pair.model, messages)
-    heard = dense_pair.answer(messages)
+    expected = alone(pair.model, messages)
+    heard = pair.answer(messages)
+    words = Tokenizer.from_file(str(pair.model / "tokenizer.json"))
     for name, one_host in expected.items():
-        assert (heard[name].token_ids, heard[name].error) == (one_host.token_ids, one_host.error)
+        assert heard[name].token_ids == one_host.token_ids
+        assert re.match("[ab]{5}", words.decode(heard[name].token_ids)), heard[name].error
+        assert heard[name].num_fetched_tokens == 96
+
+
+def test_an_adapters_prompt_comes_from_elsewhere_for_that_adapter_alone(tmp_path: Path) -> None:
+    base = write_family(tmp_path / "base", FAMILIES[0])
+    write_adapter(tmp_path / "a", base)
+    pair = Pair(tmp_path / "base", tmp_path, max_num_batched_tokens=48)
+    messages = [adapted(submit(f"s{i}", PROMPT, max_tokens=10), tmp_path / "a" if i else None) for i in range(2)]
+    expected = {message.sequence_id: one(load_engine(pair.model), message) for message in messages}
+    assert expected["s0"].token_ids != expected["s1"].token_ids
+    for message in messages:
+        heard = pair.answer([message])[message.sequence_id]
+        assert heard.token_ids == expected[message.sequence_id].token_ids
+        assert heard.num_fetched_tokens == 144, "none of the other's"
+    pair.assert_nothing_is_left()
+    pair.close()
+
+
+def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
+    message = submit("a", PROMPT, max_tokens=8)
+    expected = alone(pair.model, [message])["a"]
+    one(pair.prefill, submit("before", PROMPT, max_tokens=1))
+    assert isinstance(pair.prefill.tiers, TieredCache)
+    assert pair.prefill.tiers.wait_until_idle(10)
+    for i in range(9):  # which push it off the device
+        one(pair.prefill, submit(f"other{i}", random_prompt(140, seed=50 + i), max_tokens=1))
+    heard = pair.answer([message])["a"]
+    assert heard.token_ids == expected.token_ids
+    assert heard.num_fetched_tokens == 144
+    assert pair.prefill.load().prefix_host_hits == 144
 
 
 def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:

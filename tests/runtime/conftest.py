@@ -98,10 +98,12 @@ def make_server(model_directory: Path) -> SiteMaker:
     """The same behind a real server on a port of its own."""
 
     @asynccontextmanager
-    async def make(**tables: Any) -> AsyncIterator[Site]:
+    async def make(
+        *, launcher: FakeLauncher | None = None, hop_secret: str | None = None, **tables: Any
+    ) -> AsyncIterator[Site]:
         config = site_config(model_directory, **tables)
-        launcher = FakeLauncher()
-        app = build_app(config, launchers=[launcher])
+        launcher = launcher or FakeLauncher()
+        app = build_app(config, launchers=[launcher], hop_secret=hop_secret)
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(

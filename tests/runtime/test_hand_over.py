@@ -12,8 +12,9 @@ from runtime.cli.serve import Served
 from sites.config import ConfigError, parse
 from sites.site import EngineConfig
 from tests.asgi import Exchange, call, eventually, start
-from tests.fakes import FakeLauncher, Step, ids, says
+from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import SiteMaker
+from tests.runtime.test_embeddings import embeds
 from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
 from wire.status import decode_status
 
@@ -28,8 +29,10 @@ def split(make_site: SiteMaker) -> Callable[..., Any]:
     """Makes sites with a host that computes prompts, and one that answers."""
 
     @asynccontextmanager
-    async def make(**engine: Any) -> AsyncIterator[Pair]:
-        launchers = FakeLauncher(), FakeLauncher()
+    async def make(
+        prepare: Callable[[FakeEngineClient], None] = lambda client: None, **engine: Any
+    ) -> AsyncIterator[Pair]:
+        launchers = FakeLauncher(prepare), FakeLauncher(prepare)
         for launcher, name in zip(launchers, ("prefill", "decode"), strict=True):
             launcher.peer_address = f"ipc:///{name}"
         tables = {**HOSTS, "kv_host_gib": 0.1, "scale_up_wait_s": 0.0, **engine}
@@ -175,6 +178,20 @@ async def test_only_the_first_of_several_choices_is_handed_over(split: Callable[
         assert len((await call(pair.site.app, CHAT, turn(LONG, n=3))).json["choices"]) == 3
         assert len(prefill.submits) == 1
         assert [submit.fetch_from is not None for submit in decode.submits[-3:]] == [True, False, False]
+
+
+async def test_texts_are_embedded_where_prompts_are_computed(split: Callable[..., Any]) -> None:
+    def embed(client: FakeEngineClient) -> None:
+        client.pooling, client.embedding_size, client.answer = "mean", 4, embeds
+
+    async with split(prepare=embed) as pair:
+        prefill, decode = pair.engines
+        body = {"model": "tiny", "input": ["one", "two"]}
+        assert len((await call(pair.site.app, "/v1/embeddings", body)).json["data"]) == 2
+        assert [len(client.submits) for client in (prefill, decode)] == [2, 0]
+        pair.launchers[0].hosts[-1].die()
+        assert (await call(pair.site.app, "/v1/embeddings", body)).status == 200
+        assert not any(submit.hands_over for client in pair.engines for submit in client.submits)
 
 
 async def test_a_prefill_host_that_dies_costs_no_token(split: Callable[..., Any]) -> None:

@@ -50,8 +50,16 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.003  # between two looks for blocks that are being computed
 _BATCH_BYTES = 4 << 20  # announced at once
 _WINDOW_BYTES = 32 << 20  # announced to one reader and not copied yet
+# The same where the bytes are sent along, at most: at a distance of 50 ms the window moves 160 MB/s
+_SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
+_SENT_BATCH_S, _SENT_WINDOW_S = (
+    0.5,
+    2.0,
+)  # and by measured rate: a batch must take less than a reader's patience, SILENCE_S
+_FIRST_SENT_BYTES = 128 << 10  # at once, before there is a measurement: half a second at 2 Mbit/s
 _LATE_S = 1.0  # by which a sequence may begin after its reader, and its last blocks be stored after its end
 _REMEMBERED = 1024  # sequences that have ended
+_FORGOTTEN_S = 300.0  # of silence, after which a reader has closed its socket
 
 
 class BlockServer:
@@ -62,9 +70,12 @@ class BlockServer:
         keys: "Keys | None" = None,
         engine: "TransferEngine | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        lend_address: str | None = None,
     ) -> None:
-        """`keys`: only who has the same is heard. `engine`: by which blocks may be read, too. Raises zmq.ZMQError where the address cannot be had."""
-        self.rate = TransferRate()
+        """`keys`: only who has the same is heard. `engine`: by which blocks may be read, too. `lend_address`: where other sites' hosts come. Raises
+        zmq.ZMQError where an address cannot be had."""
+        self.rate = TransferRate()  # to this site's hosts
         self.num_expired = 0  # leases of readers that fell silent
         self._host = host
         self._clock = clock
@@ -72,17 +83,18 @@ class BlockServer:
         self._caches: set[CacheIdentity] = set()
         self._hand_overs: dict[str, float | None] = {}  # when each ended, the oldest first; None: it is open
         self._grants: dict[tuple[bytes, int], _Grant] = {}
-        self._beats: dict[bytes, float] = {}  # when each reader was last told something
         offers = [Offer(SHARED_MEMORY, str(host.directory)), Offer(INLINE)]
         if engine is not None:
             offers.append(Offer(MOONCAKE, engine.session, engine))
         self._offers = {offer.kind: offer for offer in offers}
-        self._chosen: dict[bytes, Offer] = {}  # by each reader that has greeted
+        self._readers: dict[bytes, _KnownReader] = {}  # that have greeted
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._guard = None if keys is None else guard_socket(self._context, self._socket, keys)
-        self._socket.bind(address)
+        for each in (address, lend_address):
+            if each is not None:
+                self._socket.bind(each)
         self._wake, self._woken = os.pipe()[::-1]
         self._thread = threading.Thread(target=self._run, name="kv-server", daemon=True)
         self._thread.start()
@@ -151,6 +163,8 @@ class BlockServer:
             self._send(reader, PeerRefused(str(error)))
             return
         now = self._clock()
+        if reader in self._readers:
+            self._readers[reader].heard_at = now
         for grant in self._grants.values():
             if grant.reader == reader:
                 grant.heard_at = now
@@ -179,13 +193,16 @@ class BlockServer:
         if kind is None:
             self._send(reader, PeerRefused(f"none of {', '.join(hello.transports)} leads to this host's blocks"))
             return
-        self._chosen[reader] = offer = self._offers[kind]
+        offer, now = self._offers[kind], self._clock()
+        for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
+            del self._readers[gone]
+        self._readers[reader] = _KnownReader(offer, TransferRate() if hello.borrows else self.rate, now)
         self._send(reader, PeerReady(PEER_VERSION, kind, offer.address))
 
     def _begin_read(self, reader: bytes, message: ReadBlocks) -> None:
         with self._lock:
             caches = set(self._caches)
-        if reader not in self._chosen:
+        if reader not in self._readers:
             self._send(reader, PeerRefused("this reader has not greeted the host"))
         elif message.identity not in caches:
             self._send(reader, NoMoreBlocks(message.read, _difference(message.identity, caches)))
@@ -196,8 +213,10 @@ class BlockServer:
 
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
-            batch = grant.batches.popleft()
-            self.rate.add(batch.num_blocks * grant.block_bytes, self._clock() - batch.sent_at)
+            batch, now, reader = grant.batches.popleft(), self._clock(), self._readers[grant.reader]
+            # One batch behind another: what it waited for those before it is not its own time.
+            reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
+            reader.copied_at = now
             grant.release(self._host, batch.num_blocks)
         if grant.is_complete:
             self._end(grant.reader, grant.read)
@@ -217,14 +236,16 @@ class BlockServer:
         elif not grant.is_told and self._has_ended(grant, now):
             self._send(grant.reader, NoMoreBlocks(grant.read, "the host computed no more of it"))
             self._end(grant.reader, grant.read)
-        elif now - self._beats.get(grant.reader, 0.0) >= HEARTBEAT_S:
+        elif now - self._readers[grant.reader].told_at >= HEARTBEAT_S:
             self._send(grant.reader, StillThere())
 
     def _pin_next(self, grant: "_Grant") -> list[HostSlot]:
         slots: list[HostSlot] = []
-        most = max(1, min(_BATCH_BYTES, _WINDOW_BYTES - len(grant.leased) * grant.block_bytes) // grant.block_bytes)
-        if len(grant.leased) * grant.block_bytes >= _WINDOW_BYTES:
+        at_once, window = self._readers[grant.reader].most_bytes()
+        left = window - len(grant.leased) * grant.block_bytes
+        if left <= 0:
             return []
+        most = max(1, min(at_once, left) // grant.block_bytes)
         while grant.names and len(slots) < most:
             slot = self._host.pin(grant.names[0], is_hit=True)
             if slot is None:
@@ -244,18 +265,37 @@ class BlockServer:
         return ended_at is not None and now - max(ended_at, grant.moved_at) > _LATE_S
 
     def _send_blocks(self, grant: "_Grant", slots: list[HostSlot]) -> None:
-        offer = self._chosen[grant.reader]
-        message = BlocksReady(grant.read, tuple([ReadyBlock(offer.place_of(slot), slot.checksum) for slot in slots]))
+        reader = self._readers[grant.reader]
+        offer, ready = reader.offer, [ReadyBlock(reader.offer.place_of(slot), slot.checksum) for slot in slots]
+        message = BlocksReady(grant.read, tuple(ready), reader.rate.bytes_per_s)
         self._send(grant.reader, message, [frame for slot in slots for frame in offer.frame_of(slot)])
 
     def _send(self, reader: bytes, message: FromServer, frames: "list[bytes] | tuple[()]" = ()) -> None:
-        self._beats[reader] = self._clock()
+        if reader in self._readers:
+            self._readers[reader].told_at = self._clock()
         self._socket.send_multipart([reader, encode(message), *frames], copy=False)
 
     def _end(self, reader: bytes, read: int) -> None:
         grant = self._grants.pop((reader, read), None)
         if grant is not None:
             grant.release(self._host, len(grant.leased))
+
+
+class _KnownReader:
+    """Another host that has greeted: how it copies, and how fast it does."""
+
+    def __init__(self, offer: Offer, rate: TransferRate, now: float) -> None:
+        self.offer = offer
+        self.rate = rate
+        self.heard_at = self.told_at = now
+        self.copied_at = 0.0
+
+    def most_bytes(self) -> tuple[int, int]:
+        """Return how much is announced to it at once, and how much before it has copied any."""
+        if self.offer.kind != INLINE:
+            return _BATCH_BYTES, _WINDOW_BYTES
+        rate = self.rate.bytes_per_s or _FIRST_SENT_BYTES / _SENT_BATCH_S
+        return min(_SENT_BATCH_BYTES, int(_SENT_BATCH_S * rate)), min(_SENT_WINDOW_BYTES, int(_SENT_WINDOW_S * rate))
 
 
 class _Batch(NamedTuple):

@@ -28,6 +28,7 @@ class TransportLostError(PeerError):
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
     version: int
     transports: tuple[str, ...]  # that the reader could use, the best first
+    borrows: bool = False  # it is another site's: how fast it copies says nothing about this site's hosts
 
 
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +63,9 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
+    bytes_per_s: float = (
+        0.0  # at which this reader has copied what came before, in this read and others; 0: not measured yet
+    )
 
 
 class BlocksCopied(msgspec.Struct, frozen=True, tag=True):

@@ -69,6 +69,7 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
+        self.bytes_per_s = 0.0  # at which the host's blocks come here, as it says; 0: it has not
 
 
 class PeerThread:
@@ -148,7 +149,7 @@ class PeerThread:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
                 return
-            peer.send(PeerHello(PEER_VERSION, self._ways_to(address)))
+            peer.send(PeerHello(PEER_VERSION, self._ways_to(read.source), read.source.is_lent))
         if not peer.reads:
             peer.heard_at = self._clock()
         number = next(self._numbers)
@@ -156,10 +157,12 @@ class PeerThread:
         if peer.transport is not None:
             peer.ask(number)
 
-    def _ways_to(self, address: str) -> tuple[str, ...]:
+    def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
         """Return the transports to be offered to a peer: all, if each has lost its blocks lately."""
+        if source.is_lent:
+            return (INLINE,)
         oldest = self._clock() - _AVOIDED_S
-        sound = [kind for kind in self._transports if self._lost_at.get((address, kind), -math.inf) < oldest]
+        sound = [kind for kind in self._transports if self._lost_at.get((source.address, kind), -math.inf) < oldest]
         return tuple(sound) or self._transports
 
     def _serve(self, peer: "_Peer", found: "dict[object, int]") -> None:
@@ -192,8 +195,10 @@ class PeerThread:
                 self._greet(peer, version, kind, address)
             case PeerRefused(reason):
                 raise PeerError(reason)
-            case BlocksReady(number, blocks):
+            case BlocksReady(number, blocks, bytes_per_s):
                 read = peer.reads.get(number)
+                if read is not None:
+                    read.bytes_per_s = bytes_per_s
                 if read is not None and not self._copy(peer, number, read, blocks, payload):
                     peer.send(StopReading(number))
                     self._end_read(peer.reads.pop(number))

@@ -1,0 +1,233 @@
+"""Two sites on this machine, of which one computes prompts for the other: texts are one site's, whatever becomes of the lender or the way there, and
+a slow way, or a rule about data, says no and why."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.test_prefill_decode import CHAT, SAMPLED, Split, Streams, eventually, prompt
+from tests.e2e.throttled_proxy import ThrottledProxy
+from tests.runtime.test_real_engine import Process
+from wire.data_sites import DATA_SITES
+from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
+
+SECRET = "a secret of this test's network"
+LENDER = "lender1"
+MBIT = 125_000.0
+WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
+
+
+def write_site(directory: Path, name: str, engine: str) -> Path:
+    file = directory / f"{name}.toml"
+    file.write_text(
+        f'name = "{name}"\nplace = {{city = "A", latitude = 0.0, longitude = 0.0}}\n[listen]\nport = 0\n'
+        "[engine]\nkv_gib = 0.1\nkv_host_gib = 0.1\nstandby = false\nweights_host_gib = 0.0\nthreads = 1\n"
+        f"step_deadline_s = 5.0\nmax_num_batched_tokens = 128\n{engine}"
+        '[[models]]\nname = "ember"\nsource = "embedded:ember"\n[limits]\ncontinue_within_s = 60\n'
+    )
+    return file
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Borrower(Split):
+    """The site that borrows, asked as a router asks it."""
+
+    def __init__(self, process: Process, name: str) -> None:
+        super().__init__(process)
+        self.name = name
+        self.data_sites: str | None = "*"
+
+    def ask(self, prompt: str, key: str = "", **more: Any) -> tuple[str, dict[str, Any], str]:
+        """`key`: of a tenant, for whom nothing of others' prompts is cached."""
+        body = json.dumps(
+            {
+                "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
+                "temperature": 0, "ignore_eos": True,
+            }
+            | more
+        ).encode()  # fmt: skip
+        request_id = os.urandom(8).hex()
+        headers = {
+            "content-type": "application/json",
+            REQUEST_ID: request_id,
+            HOP: sign_hop(SECRET, time.time(), Hop("POST", CHAT, request_id, self.name), body),
+        }
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        if self.data_sites is not None:
+            headers[DATA_SITES] = self.data_sites
+        answer = httpx.post(self.url + CHAT, content=body, headers=headers, timeout=120)
+        assert answer.status_code == 200, answer.text
+        text = answer.json()["choices"][0]["message"]["content"]
+        return text, answer.json()["usage"], answer.headers.get("x-pilotlight-route", "")
+
+    def lender(self) -> dict[str, Any]:
+        (status,) = self.status()["lenders"]
+        found: dict[str, Any] = status
+        return found
+
+
+class Network:
+    """A lender behind a proxy, and a borrower."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.lend_port = free_port()
+        self.lender = self.start_lender()
+        http_port = int(self.lender.url.rpartition(":")[2])
+        self.way = ThrottledProxy({0: http_port, self.lend_port: self.lend_port})
+        name = f"borrower{os.getpid()}"
+        lenders = f'[[engine.lenders]]\nsite = "{LENDER}"\nurl = "http://{ThrottledProxy.HOST}:{self.way.port}"\n'
+        file = write_site(directory, name, lenders)
+        self.borrower = Borrower(Process(file, directory / "borrower.log", **{HOP_SECRET_ENV: SECRET}), name)
+        eventually(lambda: self.is_usable, "the lender is known")
+
+    @property
+    def is_usable(self) -> bool:
+        lender = self.borrower.lender()
+        return not lender["why_not"] and lender["mbit_per_s"] > 0
+
+    def start_lender(self) -> Process:
+        file = write_site(self.directory, LENDER, f'lend_at = "127.0.0.1:{self.lend_port}"\n')
+        return Process(file, self.directory / "lender.log", **{HOP_SECRET_ENV: SECRET})
+
+    def lent(self, outcome: str = "computed") -> float:
+        text = httpx.get(self.lender.url + "/metrics", timeout=30).text
+        start = f'pilotlight_prompts_lent_total{{model_name="ember",outcome="{outcome}"}}'
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(start))
+
+    def close(self) -> None:
+        for process in (self.borrower.process, self.lender):
+            process.popen.kill()
+            process.popen.wait()
+        self.way.close()
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    made = Network(tmp_path_factory.mktemp("lending"))
+    yield made
+    made.close()
+
+
+def assert_nothing_is_open(network: Network) -> None:
+    for process in (network.borrower.process, network.lender):
+        site = Split(process)
+        for name in (
+            "pilotlight_inflight_requests",
+            "vllm:num_requests_running{",
+            "vllm:num_requests_waiting{",
+            "pilotlight_kv_pinned_blocks{",
+        ):
+            eventually(lambda site=site, name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]
+
+
+def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
+    site = network.borrower
+    expected = {}
+    for i in range(3):
+        for name, more in WAYS.items():
+            expected[i, name], _, route = site.ask(prompt(i), key=f"{i}{name}", **more)
+            assert route.startswith("prompt=here; here="), route
+            assert f"; {LENDER}=" in route, route
+    assert network.lent() == 0, "an idle site computes its own prompts"
+    with Streams(site):
+        for (i, name), text in expected.items():  # under names of their own, so that nothing is cached here
+            said, usage, _ = site.ask(prompt(i), key=f"busy{i}{name}", **WAYS[name])
+            assert said == text
+            assert usage["completion_tokens"] == 24
+        for i in range(50):  # now and then the lender is at work, for one of the streams
+            _, usage, route = site.ask(prompt(70 + i))
+            if route.startswith(f"prompt={LENDER}; here="):
+                break
+        assert route.startswith(f"prompt={LENDER}; here="), route
+        assert " Mbit/s)" in route
+        assert usage["prompt_tokens_details"]["cached_tokens"] < 64, "it was computed for this request, if elsewhere"
+    assert network.lent() >= 1
+    assert site.metric("pilotlight_kv_peer_hits_total") > 100
+    assert site.metric('pilotlight_prompts_placed_total{model_name="ember",where="borrowed"}') >= 1
+    assert site.lender()["borrowed"] >= 1
+    assert_nothing_is_open(network)
+
+
+@pytest.mark.parametrize("data_sites", [None, "", "elsewhere,others"])
+def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str | None) -> None:
+    site, before = network.borrower, network.lent("computed") + network.lent("declined")
+    eventually(lambda: network.is_usable, "the lender is known")
+    with Streams(site):
+        site.data_sites = data_sites
+        try:
+            for i in range(3):
+                _, _, route = site.ask(prompt(1000 + i), key=f"bound{data_sites}")
+                assert route.startswith("prompt=here; "), route
+                assert route.endswith(f"; {LENDER}=no (data may not go there)"), route
+        finally:
+            site.data_sites = "*"
+    # the other streams may borrow: of theirs nothing is as long as a prompt that is worth it
+    assert network.lent("computed") + network.lent("declined") == before
+
+
+@pytest.mark.slow  # a prompt that nothing came of keeps the lender from being asked for ten seconds
+def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
+    site, way = network.borrower, network.way
+    expected = [site.ask(prompt(2000 + i))[0] for i in range(3)]
+    with Streams(site):
+        way.bytes_per_s = 2 * MBIT
+        try:
+            for i, text in enumerate(expected):
+                assert site.ask(prompt(2000 + i), key=f"slow{i}")[0] == text
+            eventually(lambda: 0 < site.lender()["mbit_per_s"] < 8, "its blocks, or a probe, have measured it")
+            routes = [""]
+
+            def is_priced() -> bool:
+                routes.append(site.ask(prompt(2100 + len(routes)))[2])
+                return " Mbit/s)" in routes[-1]
+
+            eventually(is_priced, "it is asked again what a prompt would cost")
+        finally:
+            way.bytes_per_s = float("inf")
+    assert routes[-1].startswith("prompt=here; here="), routes
+    assert float(routes[-1].partition(" at ")[2].partition(" Mbit/s")[0]) < 8
+    assert_nothing_is_open(network)
+
+
+def test_neither_the_lenders_death_nor_a_cut_way_costs_a_token(network: Network) -> None:
+    site, way = network.borrower, network.way
+    expected = [site.ask(prompt(3000 + i))[0] for i in range(8)]
+    eventually(lambda: network.is_usable, "the lender is known", 30)
+
+    def asked(number: int) -> str:
+        return site.ask(prompt(3000 + number), key=f"d{number}")[0]
+
+    with Streams(site), ThreadPoolExecutor(4) as pool:
+        borrowed = site.lender()["borrowed"]
+        answers = [pool.submit(asked, i) for i in range(4)]
+        eventually(lambda: site.lender()["borrowed"] > borrowed or all(a.done() for a in answers), "one is borrowed")
+        way.is_cut = True
+        assert [answer.result(120) for answer in answers] == expected[:4]
+        way.is_cut = False
+        eventually(lambda: network.is_usable, "the way is open again", 60)
+        answers = [pool.submit(asked, i) for i in range(4, 8)]
+        time.sleep(0.1)
+        for process in [psutil.Process(network.lender.popen.pid), *psutil.Process(network.lender.popen.pid).children()]:
+            process.send_signal(signal.SIGKILL)
+        assert [answer.result(120) for answer in answers] == expected[4:]
+    network.lender.popen.wait()
+    eventually(lambda: site.lender()["why_not"] != "", "its death is known")
+    for name in ("pilotlight_inflight_requests", "vllm:num_requests_running{", "pilotlight_kv_pinned_blocks{"):
+        eventually(lambda name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]

@@ -1,0 +1,75 @@
+"""A way between two sites: TCP on another loopback address, as fast as is wanted, or cut."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class ThrottledProxy:
+    """Forwards ports of 127.0.0.2 to others of this machine: all at one rate, which may be changed while it runs."""
+
+    HOST = "127.0.0.2"
+
+    def __init__(self, ports: dict[int, int]) -> None:
+        """`ports`: of this machine, by those that are listened on; 0: any, as `self.port` then says."""
+        self.bytes_per_s = float("inf")
+        self.is_cut = False  # nothing goes either way, and nobody is told
+        self._is_closed = False
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self._listeners: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self.port = 0
+        for own, to in ports.items():
+            listener = socket.create_server((self.HOST, own))
+            self._listeners.append(listener)
+            self.port = self.port or listener.getsockname()[1]
+            self._start(self._accept, listener, to)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket, to: int) -> None:
+        with listener:
+            while not self._is_closed:
+                try:
+                    client = listener.accept()[0]
+                except OSError:
+                    return
+                self._start(self._join, client, to)
+
+    def _join(self, client: socket.socket, to: int) -> None:
+        """Forward both ways, until both ends have been closed."""
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", to)) as server:
+            there = threading.Thread(target=self._forward, args=(client, server), daemon=True)
+            there.start()
+            self._forward(server, client)
+            there.join()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while not self._is_closed and (data := source.recv(16 << 10)):
+                self._wait(len(data))
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _wait(self, num_bytes: int) -> None:
+        """Return when the line would have carried so much."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + num_bytes / self.bytes_per_s
+            until = self._free_at
+        while (self.is_cut or time.monotonic() < until) and not self._is_closed:
+            time.sleep(0.002)

@@ -1,0 +1,189 @@
+"""Prompts that another site computes for this one: over HTTP to a real server, where that pays, and where their data may go."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.protocol import ModelLoad, Submit, TokenOutput
+from engine.struct import replace
+from runtime.engines import lenders as lenders_module
+from runtime.engines.lenders import Lender
+from tests.asgi import Exchange, call, eventually, start
+from tests.fakes import FakeLauncher, says
+from tests.runtime.conftest import Site, SiteMaker
+from tests.runtime.test_hand_over import LONG, fetched, turn
+from tests.runtime.test_lending import LENDS, SECRET, computed
+from tests.runtime.two_devices import CHAT
+from wire.data_sites import DATA_SITES, decode_data_sites, encode_data_sites
+from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
+from wire.status import decode_status
+
+
+class Network:
+    """A site that lends, behind a real server, and one that borrows, which has two streams open."""
+
+    def __init__(self, lender: Site, borrower: Site) -> None:
+        self.lender, self.borrower = lender, borrower
+
+    @property
+    def known(self) -> Lender:
+        found: Lender = self.borrower.app.site.models.lenders._lenders[0]
+        return found
+
+    async def ask(self, body: dict[str, Any], data_sites: str | None = "*") -> Exchange:
+        raw = msgspec.json.encode(body)
+        headers = {HOP: sign_hop(SECRET, time.time(), Hop("POST", CHAT, "r1", "iad1"), raw), REQUEST_ID: "r1"}
+        if data_sites is not None:
+            headers[DATA_SITES] = data_sites
+        return await Exchange(self.borrower.app, "POST", CHAT, raw, headers).done()
+
+    def weigh(self, block_bytes: int, bytes_per_s: float) -> None:
+        """Give the model's blocks a size, and the link a measurement."""
+        state = self.borrower.app.site.models._states["tiny"]
+        state.info = replace(state.info, kv_block_bytes=block_bytes, kv_windows=(None,))
+        self.known.link.note_blocks(bytes_per_s)
+
+
+@pytest.fixture
+async def network(
+    make_site: SiteMaker, make_server: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Network]:
+    monkeypatch.setattr(lenders_module, "LOOK_EVERY_S", 0.02)
+    launchers = FakeLauncher(), FakeLauncher()
+    for launcher in launchers:
+        launcher.peer_address = "ipc:///blocks"
+    async with make_server(launcher=launchers[0], hop_secret=SECRET, engine=LENDS) as lender:
+        engine = {"kv_host_gib": 0.1, "lenders": [{"site": "ams1", "url": lender.url}]}
+        async with make_site(launcher=launchers[1], hop_secret=SECRET, name="iad1", engine=engine) as borrower:
+            for site in (lender, borrower):
+                site.engine.loads["tiny"] = ModelLoad(prefill_tokens_per_s=1000.0, total_blocks=64)
+            made, gate = Network(lender, borrower), asyncio.Event()
+            await eventually(lambda: made.known.link.bytes_per_s and "tiny" in made.known._lendable.models)
+            borrower.engine.answer = lambda submit: [*says("H", finish=None), gate, *says("i")]
+            own = [start(borrower.app, CHAT, turn(f"{i}", stream=True, max_tokens=400)) for i in range(2)]
+            for exchange in own:
+                await exchange.until(b"H")
+            borrower.engine.answer = lambda submit: fetched(submit, 240, 224 if submit.fetch_from else 0)
+            lender.engine.script = computed()
+            yield made
+            gate.set()
+            for exchange in own:
+                await exchange.done()
+            await borrower.is_idle()
+            await lender.is_idle()
+
+
+async def test_a_prompt_is_computed_at_the_other_site(network: Network) -> None:
+    answer = await network.ask(turn(LONG))
+    assert answer.status == 200
+    route = answer.headers["x-pilotlight-route"]
+    assert route.startswith("prompt=ams1; here="), route
+    assert " Mbit/s)" in route
+    (there,), here = network.lender.engine.submits, network.borrower.engine.submits[-1]
+    assert here.fetch_from is not None
+    assert (here.fetch_from.address, here.fetch_from.is_lent) == ("tcp://127.0.0.1:9300", True)
+    assert here.fetch_from.hand_over == there.sequence_id
+    assert there.salt == here.salt, "a tenant's, at both"
+    assert here.prompt_token_ids[: len(there.prompt_token_ids)] == there.prompt_token_ids
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, "what nobody had to compute for it"
+    text = (await call(network.borrower.app, "/metrics")).body.decode()
+    assert 'pilotlight_prompts_placed_total{model_name="tiny",where="borrowed"} 1.0' in text
+    assert 'pilotlight_lender_borrowed_total{lender="ams1"} 1.0' in text
+    assert 'pilotlight_lender_usable{lender="ams1"} 1.0' in text
+    (status,) = decode_status((await call(network.borrower.app, "/status")).body).lenders
+    assert (status.site, status.why_not, status.borrowed) == ("ams1", "", 1)
+    assert status.rtt_ms > 0
+    assert status.mbit_per_s > 0
+
+
+async def test_a_link_that_costs_more_than_it_saves_says_so(network: Network) -> None:
+    network.weigh(block_bytes=1 << 20, bytes_per_s=1.25e6)
+    answer = await network.ask(turn(LONG))
+    route = answer.headers["x-pilotlight-route"]
+    assert route.startswith("prompt=here; here="), route
+    predicted = float(route.partition("; ams1=")[2].partition(" ")[0])
+    num_blocks = answer.json["usage"]["prompt_tokens"] // 16
+    assert predicted == pytest.approx(1000 * num_blocks * 2**20 / 1.25e6, rel=0.1), "the bytes, at the link's rate"
+    assert "at 10.0 Mbit/s)" in route
+    assert not network.lender.engine.submits
+    network.weigh(block_bytes=1 << 10, bytes_per_s=1.25e9)
+    assert (await network.ask(turn("Another. " + LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
+
+
+@pytest.mark.parametrize("data_sites", [None, "", "fra1,sin1"])
+async def test_data_goes_only_where_a_router_says_that_it_may(network: Network, data_sites: str | None) -> None:
+    route = (await network.ask(turn(LONG), data_sites)).headers["x-pilotlight-route"]
+    assert route.startswith("prompt=here; here=")
+    assert route.endswith("; ams1=no (data may not go there)")
+    assert not network.lender.engine.submits
+    free = await network.ask(turn("Another. " + LONG), "ams1,fra1")
+    assert free.headers["x-pilotlight-route"].startswith("prompt=ams1; ")
+
+
+async def test_a_client_cannot_say_where_data_may_go(network: Network) -> None:
+    plain = await call(network.borrower.app, CHAT, turn(LONG), **{DATA_SITES: "*"})
+    assert plain.headers["x-pilotlight-route"].endswith("; ams1=no (data may not go there)")
+    assert not network.lender.engine.submits
+
+
+async def test_a_site_that_declines_is_done_without(network: Network) -> None:
+    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # something of its own has just come
+    answer = await network.ask(turn(LONG))
+    assert answer.status == 200
+    assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
+    assert answer.headers["x-pilotlight-route"].endswith("; ams1 declined")
+    assert network.borrower.engine.submits[-1].fetch_from is None
+    assert network.known.num_declined == 1
+
+
+async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Network) -> None:
+    network.borrower.engine.answer = lambda submit: fetched(submit, 0, 0)
+    assert (await network.ask(turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
+    other = (await network.ask(turn(LONG + "and more " * 9, user="b"))).headers["x-pilotlight-route"]
+    assert "; ams1=no (nothing came of the last prompt)" in other
+
+
+async def test_blocks_measure_the_link(network: Network) -> None:
+    def slow(submit: Submit) -> list[Any]:
+        first, last = fetched(submit, 240, 224)
+        assert isinstance(first, TokenOutput)
+        return [replace(first, fetched_bytes_per_s=2e6), last]
+
+    network.borrower.engine.answer = slow
+    assert (await network.ask(turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
+    assert network.known.link.bytes_per_s == 2e6
+
+
+async def test_a_site_that_is_gone_costs_nothing(network: Network) -> None:
+    network.lender.stop.set()
+    await eventually(lambda: not network.known._lendable.models)
+    answer = await network.ask(turn(LONG))
+    assert answer.status == 200
+    assert "; ams1=no (" in answer.headers["x-pilotlight-route"]
+    (status,) = decode_status((await call(network.borrower.app, "/status")).body).lenders
+    assert status.why_not != ""
+
+
+def test_a_probe_says_less_than_blocks_until_these_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = lenders_module.MeasuredLink()
+    link.note_probe(5.0)
+    assert link.bytes_per_s == 5.0
+    link.note_blocks(100.0)
+    link.note_probe(50.0)
+    assert link.bytes_per_s == 100.0
+    link.note_probe(200.0)
+    assert link.bytes_per_s == 200.0, "it cannot have come faster than it can"
+    link.doubt()
+    link.note_probe(50.0)
+    assert link.bytes_per_s == 50.0
+
+
+def test_sites_survive_their_header() -> None:
+    assert decode_data_sites(encode_data_sites(None)) is None
+    assert decode_data_sites(encode_data_sites(["b", "a"])) == ("a", "b")
+    assert decode_data_sites(encode_data_sites([])) == ()
+    assert decode_data_sites(None) == ()

@@ -1,0 +1,48 @@
+"""What two sites say about prompts that one computes for the other, each request signed as a hop.
+
+GET LENDING_PATH: what the site could compute now (`Lendable`). GET PROBE_PATH: bytes by which the way is measured. POST PROMPT_PATH with a
+`BorrowedPrompt`: it is declined, or answered by two lines, `PromptAccepted` at once and `PromptComputed` at the end. Whoever hangs up before that
+wants it no more. Blocks themselves go from engine host to engine host (engine/kv/peers).
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+LENDING_PATH = "/internal/lending"
+PROBE_PATH = "/internal/lending/probe"
+PROMPT_PATH = "/internal/lending/prompt"
+PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
+
+
+class Lendable(msgspec.Struct, frozen=True):
+    models: dict[str, float]  # that it would compute a prompt of now, with tokens a second; 0: not measured yet
+    why_not: str = ""  # where there are none
+
+
+class BorrowedPrompt(msgspec.Struct, frozen=True):
+    model: str
+    hand_over: str  # by which its blocks are asked for
+    token_ids: tuple[int, ...]
+    salt: bytes  # of its tenant, who alone finds what is cached of it
+
+
+class PromptAccepted(msgspec.Struct, frozen=True):
+    port: int  # of the site's host name, where the blocks are served
+
+
+class PromptComputed(msgspec.Struct, frozen=True):
+    num_cached_tokens: int  # that nobody had to compute
+    device_us: int
+
+
+LineT = TypeVar("LineT", bound=msgspec.Struct)
+
+
+def encode_line(line: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def decode_line(line: bytes, kind: type[LineT]) -> LineT:
+    """Raises msgspec.DecodeError."""
+    return msgspec.json.decode(line, type=kind)
