@@ -2,14 +2,14 @@
 behind the model's.
 
 A draft model is any decoder of the same vocabulary; an EAGLE-3 head is of the model that it was trained for; an MTP layer is in the model's own
-checkpoint. Each is refused by name where it does not fit.
+checkpoint. Each is refused by name where it does not fit. Ranks that share the model's matrices share its drafter's.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from engine.description.grouped_moe import GroupedMoeConfig
 from engine.drafting.model import ModelDrafter
 from engine.drafting.registry import DraftWords
 from engine.errors import CheckpointError
+from engine.in_flight import Runner
 from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
@@ -32,7 +33,11 @@ from engine.weights.digests import fingerprint
 from engine.weights.formats.registry import read_format
 from engine.weights.load import FilledModel, LayOut, WeightLoad
 from engine.weights.loader import WeightLoader
+from engine.weights.shard import Shard
 from engine.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from engine.parallel.communicator import Communicator
 
 # How often a guess is right, before any was checked: as papers report of chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
@@ -46,6 +51,7 @@ class DraftTarget(NamedTuple):
     context_length: int
     dtype: torch.dtype
     device: torch.device
+    shard: Shard  # what this rank has of every layer
 
 
 class LoadedDrafts(NamedTuple):
@@ -53,10 +59,13 @@ class LoadedDrafts(NamedTuple):
     layers: DraftLayers
     num_bytes: int
 
-    def drafter(self, layout: CacheLayout, blocks: torch.Tensor) -> ModelDrafter:
-        """Return what drafts by a runner of its own, over the model's blocks."""
-        runner = ModelRunner(self.layers, layout, blocks)
-        return ModelDrafter(self.name, _PRIORS[self.name], runner, layout.block_size)
+    def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
+        """Return a runner of its own, over the model's blocks. `ranks`: that have the other parts."""
+        return ModelRunner(self.layers, layout, blocks, ranks=ranks)
+
+    def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
+        """Return what drafts by its runner, or that of all ranks."""
+        return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
 
 
 class PlannedDrafts(Protocol):
@@ -76,14 +85,14 @@ class PlannedDrafts(Protocol):
         """Load it. Raises CheckpointError."""
 
 
-def plan_drafts(words: DraftWords, config: Any, has_ranks: bool) -> PlannedDrafts | None:
-    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `has_ranks`: several share it.
-    Raises CheckpointError."""
+def plan_drafts(words: DraftWords, config: Any, num_stages: int) -> PlannedDrafts | None:
+    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `num_stages`: that compute
+    its layers one behind another. Raises CheckpointError."""
     if words.model is None:
         return None
-    if has_ranks:
+    if num_stages > 1:
         raise CheckpointError(
-            f"speculate: {words.model} drafts are not computed by several ranks; say suffix,grammar, or give the model one device"
+            f"speculate: {words.model} drafts are not computed by a model in {num_stages} stages; say suffix,grammar, or pp 1"
         )
     if not isinstance(config, DecoderConfig):
         raise CheckpointError(f"speculate: {words.model} drafts for models that generate, and this one does not")
@@ -207,7 +216,7 @@ def _fill(
 ) -> FilledModel[Any]:
     source = WeightSource(directory, architecture(raw_config), None, read_format(raw_config))
     try:
-        return WeightLoad(source, lay_out, target.dtype, target.device, Phases()).run()
+        return WeightLoad(source, lay_out, target.dtype, target.device, Phases(), shard=target.shard).run()
     finally:
         source.close()
 

@@ -107,7 +107,7 @@ def opened_source(
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = DraftWords.read(spec.speculate)
-    drafts = None if recipe is not None else plan_drafts(words, config, has_ranks=links is not None)
+    drafts = None if recipe is not None else plan_drafts(words, config, 1 if links is None else links.num_stages)
     if isinstance(drafts, PlannedMtp):
         config = drafts.config  # which has its layer loaded
     phases.end("config")
@@ -167,15 +167,15 @@ class ModelLoading(NamedTuple):
         cached = config.cached_layers
         if self.spec.kv_dtype == "fp8":
             cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
+        drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
         if links is None:
-            drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
             return CacheLayout(cached + drafted, self.host.block_size, self._dtype(), self._longest())
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
-        layers = [layer.part_of(links.shard) for layer in cached]
+        layers = [layer.part_of(links.shard) for layer in cached + drafted]
         sizes = (self.host.block_size, self._dtype(), self._longest())
-        return CacheLayout(layers, *sizes, self.stages, links.stage)
+        return CacheLayout(layers, *sizes, self.stages if links.num_stages > 1 else (), links.stage)
 
     def decoder(self, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, arena, group = self.spec, self.host.block_size, self.arena, memory.group
@@ -216,10 +216,7 @@ class ModelLoading(NamedTuple):
                     group.warm_up(spec.name, prompt, not is_short)
                 self.warm_up(model, layout, prompt, with_decode=not is_short)
                 self.phases.end("warm_up")
-            drafts = None
-            if self.drafts is not None:
-                target = DraftTarget(model, len(self.config.cached_layers), context_length, dtype, arena.device)
-                drafts = self.drafts.load(target)
+            drafts = self.load_drafts(model, context_length, dtype)
             own = self.runner_in(first_slab, num_seen, model, layout, drafts)
             runner = own if group is None else group.runner(own, spec.name)
             lease = place if isinstance(place, Lease) else None
@@ -236,7 +233,10 @@ class ModelLoading(NamedTuple):
             kept = tiers.cache_for(identity, copier, block_bytes) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
             adapters = self._adapters(own, group)
-            drafter = drafts and drafts.drafter(layout, own.kv_cache)
+            drafter = None
+            if drafts is not None:
+                guessing = drafts.runner(layout, own.kv_cache, self.links and self.links.serving)
+                drafter = drafts.drafter(guessing if group is None else group.drafting(guessing, spec.name), block_size)
             words = DraftWords.read(spec.speculate)
             speculation = words.speculator(self.config.vocab_size, runner.depth > 1, drafter)
             engine = Engine(
@@ -268,6 +268,14 @@ class ModelLoading(NamedTuple):
         return self._runner(
             model, layout, blocks, self.links and self.links.serving, self._bank(model), drafts and drafts.layers
         )
+
+    def load_drafts(self, model: Model, context_length: int, dtype: torch.dtype) -> LoadedDrafts | None:
+        """Load the drafter with weights, or this rank's part of it; None where there is none. Raises CheckpointError."""
+        if self.drafts is None:
+            return None
+        shard = WHOLE if self.links is None else self.links.shard
+        num_caches = len(self.config.cached_layers)
+        return self.drafts.load(DraftTarget(model, num_caches, context_length, dtype, self.arena.device, shard))
 
     def warm_up(self, model: Model, layout: CacheLayout, prompt: Sequence[int], with_decode: bool) -> None:
         """Compute a short prompt, with all ranks, in a cache of its own: the arena's blocks may be at work for other models."""

@@ -20,6 +20,7 @@ from engine.drafting.costs import StepCosts
 from engine.drafting.drafter import Draft, Drafter, DrafterError, known_tokens
 from engine.drafting.gain import MeasuredGain
 from engine.drafting.model import ModelDrafter
+from engine.errors import RankLostError
 from engine.plan import Chunk, StepCount, StepPlan, most_drafts
 from engine.protocol import DraftCounts
 from engine.sequence import Sequence
@@ -167,7 +168,9 @@ class Speculator:
             guessed = model.propose(sequences, num_tokens)
             for tokens in guessed:
                 self._check(Draft(tokens, model.name, model.prior), num_tokens)
-        except Exception as error:  # whatever it is, they do without it
+        except RankLostError:
+            raise  # the others have gone on without this one
+        except Exception as error:  # whatever else it is, they do without it
             log.warning("%d sequences go on without %s drafts: %s", len(sequences), model.name, error)
             for sequence in sequences:
                 self._states[sequence].failed.add(model.name)

@@ -44,7 +44,7 @@ class DraftModel:
         return self._model.forward(replace(context, caches=context.caches[self._first :], adapters=None, images=None))
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        return self._model.logits(hidden)
+        return self._model.logits(hidden, ranks)
 
 
 class DraftHead(Protocol):
@@ -64,7 +64,7 @@ class DraftHead(Protocol):
         """Return hidden states [tokens, hidden] by which the next token is guessed, and which stand for the model's where those are not known.
         `before`: the features of the token before."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         """[rows, hidden] -> fp32 [rows, vocab of the model]"""
 
 
@@ -90,7 +90,7 @@ class FeatureDrafts:
         return hidden
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        return self._head.logits(hidden)
+        return self._head.logits(hidden, ranks)
 
     def _compute(self, context: Context) -> torch.Tensor:
         cache, positions = context.caches[self._cache], context.batch.positions

@@ -5,6 +5,7 @@ Names of tensors: the checkpoints of SafeAILab/EAGLE; its layer is called `midla
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,9 @@ from engine.layers.rotary import RotaryTable
 from engine.models.decoder import Decoder
 from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.loader import WeightLoader
+
+if TYPE_CHECKING:
+    from engine.parallel.communicator import Communicator
 
 _NEVER = -1e9  # the logit of a token that is in the model's vocabulary alone
 
@@ -105,8 +109,8 @@ class Eagle3Head:
     def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
         return self._layer(embedded, before, context)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        own = self._head.logits(self._norm(hidden))
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        own = self._head.logits(self._norm(hidden), ranks)
         if self._token_ids is None:
             return own
         logits = own.new_full((len(own), self._vocab_size), _NEVER)

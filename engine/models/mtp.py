@@ -7,6 +7,7 @@ Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its em
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.weights.loader import WeightLoader
+
+if TYPE_CHECKING:
+    from engine.parallel.communicator import Communicator
 
 
 class MtpHead:
@@ -59,5 +63,5 @@ class MtpHead:
         x, residual = self._layer(self._projection(both, context), None, context)
         return x + residual
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(self._norm(hidden))
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        return self._model.logits(self._norm(hidden), ranks)

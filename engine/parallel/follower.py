@@ -25,6 +25,7 @@ from engine.parallel.orders import (
     EncodeImage,
     FetchBlocks,
     FinishStep,
+    GuessTokens,
     LoadPart,
     PlaceAdapter,
     RankReply,
@@ -71,6 +72,8 @@ class Follower:
         match order:
             case ComputeStep(model, step):
                 self._models[model].compute(step)
+            case GuessTokens(model, step):
+                self._models[model].guess(step)
             case FinishStep(model, number):
                 self._models[model].finish(number)
             case ScrubBlocks(model, blocks):

@@ -30,6 +30,13 @@ class ComputeStep(NamedTuple):
     step: StepInput
 
 
+class GuessTokens(NamedTuple):
+    """Compute a step of the model's drafter."""
+
+    model: str
+    step: StepInput
+
+
 class FinishStep(NamedTuple):
     """Compute the logits of a step that the other stages have computed: for the ranks of the first one."""
 

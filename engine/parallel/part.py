@@ -50,6 +50,7 @@ class FollowedModel(NamedTuple):
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
     begun: deque[BegunStep]  # that other stages compute; of a rank of the first one
+    drafting: ModelRunner | None  # of the drafter with weights
 
     def compute(self, step: StepInput) -> None:
         begun = self.runner.begin(step)
@@ -57,6 +58,10 @@ class FollowedModel(NamedTuple):
             self.begun.append(begun)
         else:
             self.runner.finish(begun)
+
+    def guess(self, step: StepInput) -> None:
+        assert self.drafting is not None
+        self.drafting.forward(step)
 
     def finish(self, number: int) -> None:
         """Finish a step; those before it are not wanted any more. A later stage has done its part."""
@@ -94,7 +99,9 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
     with opened_source(order.spec, config, memory.arena, memory.links) as loading:
         layout = loading.layout()
         loaded = loading.load(order.context_length, layout.dtype, layout)
-        runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout)
+        drafts = loading.load_drafts(loaded.model, order.context_length, layout.dtype)
+        runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout, drafts)
+        drafting = drafts and drafts.runner(layout, runner.kv_cache, memory.links.serving)
         moving = start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
-        return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque())
+        return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque(), drafting)

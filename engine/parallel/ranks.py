@@ -31,6 +31,7 @@ from engine.parallel.orders import (
     EncodeImage,
     FetchBlocks,
     FinishStep,
+    GuessTokens,
     LoadPart,
     PlaceAdapter,
     RankReply,
@@ -107,6 +108,10 @@ class RankGroup:
     def runner(self, own: ModelRunner, model: str) -> "RankedRunner":
         """Return the model's runner for all ranks."""
         return RankedRunner(own, model, self)
+
+    def drafting(self, own: ModelRunner, model: str) -> "RankedRunner":
+        """Return the runner of the model's drafter for all ranks."""
+        return RankedRunner(own, model, self, GuessTokens)
 
     def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
         """Return what puts adapters into the slots of all ranks."""
@@ -220,8 +225,16 @@ class RankGroup:
 class RankedRunner:
     """A model's runner on the first rank: whatever changes the others' memory, or wants their part of a computation, is told them first."""
 
-    def __init__(self, own: ModelRunner, model: str, group: RankGroup) -> None:
+    def __init__(
+        self,
+        own: ModelRunner,
+        model: str,
+        group: RankGroup,
+        order: Callable[[str, StepInput], object] = ComputeStep,
+    ) -> None:
+        """`order`: what the other ranks are told of a step."""
         self.own = own
+        self._order = order
         # Not 2, at which the token that a step chooses is fed into the next one before it is known: another stage computes it.
         self.depth = max(3, group.num_stages) if own.is_pipelined else own.depth
         self._model = model
@@ -229,7 +242,7 @@ class RankedRunner:
 
     def forward(self, step: StepInput) -> "Forwarded | BegunStep":
         """Compute a step with all ranks. Raises RankLostError for whatever goes wrong: the others have gone on without this one."""
-        self._group.send(ComputeStep(self._model, step))
+        self._group.send(self._order(self._model, step))
         try:
             return self.own.begin(step) if self.own.is_pipelined else self.own.forward(step)
         except Exception as error:

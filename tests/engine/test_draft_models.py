@@ -264,9 +264,9 @@ def test_a_drafter_that_is_not_there_is_refused(words: str, why: str) -> None:
         load_engine(HERE, dtype="float32", speculate=words)
 
 
-def test_several_ranks_refuse_a_drafter_with_weights() -> None:
-    with pytest.raises(CheckpointError, match="draft drafts are not computed by several ranks; say suffix,grammar"):
-        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, has_ranks=True)
+def test_stages_refuse_a_drafter_with_weights() -> None:
+    with pytest.raises(CheckpointError, match="draft drafts are not computed by a model in 2 stages; say suffix,grammar"):
+        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, num_stages=2)
 
 
 def test_damaged_weights_of_a_drafter_change_no_token(tmp_path: Path) -> None:

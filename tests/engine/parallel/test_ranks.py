@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from engine.engine import Engine
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, RankLostError
 from engine.kv.shared_tiers import open_tiers
 from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loaded_model import LoadedModel
@@ -31,6 +31,7 @@ from tests.engine.driver import (
 )
 from tests.engine.families import LlamaConfig, config, write_family
 from tests.engine.test_constrained_answers import HERE, crowd, ember
+from tests.engine.test_draft_models import EAGLE3, MINI, MTP_FAMILIES, write_mtp
 from tests.engine.test_packing import packed_into
 from tests.engine.test_speculation import assert_drafted, requests, told_without
 from tests.engine.test_speculation import assert_same as assert_same_tokens
@@ -264,6 +265,76 @@ def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
         expected = {message.sequence_id: told_without(12)[message.sequence_id] for message in few}
         assert_same_tokens(drain(model.engine, few), expected)
         assert_drafted(model.engine, at_least=4)
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("words", [f"draft:{MINI}", f"eagle3:{EAGLE3}", f"suffix,eagle3:{EAGLE3}"])
+def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
+    skip_stages(pair, "these refuse it by name")
+    few = requests(12)[:8]
+    expected = {message.sequence_id: told_without(12)[message.sequence_id] for message in few}
+    again = [replace(message, sequence_id=f"{message.sequence_id} again") for message in few]
+    alone = load_engine(HERE, dtype="float32", kv_tokens=4096, speculate=words)
+    for asked in (few, again):
+        drain(alone, asked)
+    model = load_model(ModelSpec("tiny", str(HERE), "float32", 4096, speculate=words), host_of(pair), pair)
+    try:
+        check_all_drafts(model.engine)
+        assert_same_tokens(drain_preempting(model.engine, few), expected)
+        found = drain(model.engine, again)
+        assert_same_tokens({name.removesuffix(" again"): heard for name, heard in found.items()}, expected)
+        ours, theirs = model.engine.load().drafts, alone.load().drafts
+        assert ours.num_failures == 0
+        rates = [counts.num_accepted_tokens / counts.num_draft_tokens for counts in (ours, theirs)]
+        assert rates[0] == pytest.approx(rates[1], abs=0.15), "it guesses what one rank's does"
+    finally:
+        model.close()
+        alone.close()
+
+
+@pytest.mark.parametrize("family", MTP_FAMILIES)
+def test_ranks_share_a_layer_that_predicts_further_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
+    skip_stages(pair, "these refuse it by name")
+    write_mtp(tmp_path, family)
+    expected = drain(load_engine(tmp_path), several())
+    model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024, speculate="mtp"), host_of(pair), pair)
+    try:
+        check_all_drafts(model.engine)
+        assert_same(drain(model.engine, several()), expected)
+        counts = model.engine.load().drafts
+        assert (counts.num_draft_tokens > 4, counts.num_failures) == (True, 0)
+    finally:
+        model.close()
+
+
+def test_stages_refuse_a_drafter_with_weights_and_serve_the_next_model(pair: KvMemory) -> None:
+    if pair.group is not None and pair.group.num_stages == 1:
+        pytest.skip("of stages")
+    with pytest.raises(CheckpointError, match="draft drafts are not computed by a model in 2 stages"):
+        load_model(ModelSpec("tiny", str(HERE), "float32", 1024, speculate=f"draft:{MINI}"), host_of(pair), pair)
+    model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024), host_of(pair), pair)
+    assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"
+    model.close()
+
+
+@pytest.mark.parametrize("words", [f"draft:{MINI}"])
+def test_a_rank_that_is_lost_while_tokens_are_guessed_is_no_drafters_failure(
+    pair: KvMemory, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_stages(pair, "these refuse it by name")
+    model = load_model(ModelSpec("tiny", str(HERE), "float32", 1024, speculate=words), host_of(pair), pair)
+    try:
+        check_all_drafts(model.engine)
+
+        def lost(step: object) -> None:
+            raise RankLostError("rank 1 is gone")
+
+        monkeypatch.setattr(model.engine._speculation._model._runner, "forward", lost)  # type: ignore[union-attr]
+        model.engine.submit(submit("a", random_prompt(9, seed=1)))
+        with pytest.raises(RankLostError):
+            drain(model.engine, [])
+        assert model.engine.load().drafts.num_failures == 0
     finally:
         model.close()
 
