@@ -265,7 +265,9 @@ def test_a_drafter_that_is_not_there_is_refused(words: str, why: str) -> None:
 
 
 def test_stages_refuse_a_drafter_with_weights() -> None:
-    with pytest.raises(CheckpointError, match="draft drafts are not computed by a model in 2 stages; say suffix,grammar"):
+    with pytest.raises(
+        CheckpointError, match="draft drafts are not computed by a model in 2 stages; say suffix,grammar"
+    ):
         plan_drafts(DraftWords.read(f"draft:{MINI}"), None, num_stages=2)
 
 
