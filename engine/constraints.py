@@ -102,15 +102,18 @@ class Matcher:
         """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text; of several ways to spell it the longest
         token, as tokenizers do. Nothing where `ahead` does not follow the grammar."""
         found: list[int] = []
-        if self._is_left:
-            return found
-        copy = self._copy()  # whatever becomes of it there, this one stays as it is
-        follows = copy._matcher.try_consume_tokens(list(ahead)) == len(ahead)
-        while follows and len(found) < most and not copy.is_complete:
+        copy = self._behind(ahead)
+        follows = copy is not None
+        while copy is not None and follows and len(found) < most and not copy.is_complete:
             tokens = copy._matcher.compute_ff_tokens()[: most - len(found)] or copy._longest_forced()
             follows = bool(tokens) and copy._matcher.try_consume_tokens(tokens) == len(tokens)
             found += tokens if follows else []
         return found
+
+    def likely(self, ahead: SequenceOf[int]) -> list[int]:
+        """Return the token that must follow behind `ahead` unless white space does; none where there is a choice of other text."""
+        copy = self._behind(ahead)
+        return [] if copy is None or copy.is_complete else copy._longest_token()
 
     def num_allowed(self, drafts: SequenceOf[int]) -> int:
         """Count the drafts that follow the grammar, up to the first that does not."""
@@ -131,21 +134,34 @@ class Matcher:
                 found.append(copy.mask())
         return found + everything(32 * self._num_words, len(drafts) + 1 - len(found))
 
+    def _behind(self, ahead: SequenceOf[int]) -> "Matcher | None":
+        """Return a copy that has gone on: whatever becomes of it, this one stays as it is. None where `ahead` does not follow the grammar."""
+        if self._is_left:
+            return None
+        copy = self._copy()
+        return copy if copy._matcher.try_consume_tokens(list(ahead)) == len(ahead) else None
+
     def _copy(self) -> "Matcher":
         return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
 
     def _longest_forced(self) -> list[int]:
         """Return the longest of the tokens that may come next, if all others are beginnings of it, and some text is forced."""
-        if not self._matcher.compute_ff_bytes():
-            return []
+        return self._longest_token() if self._matcher.compute_ff_bytes() else []
+
+    def _longest_token(self) -> list[int]:
+        """Return the longest of the tokens that may come next, if all others are beginnings of it, or white space."""
         bits = int.from_bytes(self.mask().tobytes(), "little")
         if bits.bit_count() > _MOST_SPELLINGS:
             return []
         allowed: dict[int, bytes] = {}
         while bits:
             token_id = (bits & -bits).bit_length() - 1
-            allowed[token_id] = self._tokenizer.decode_bytes([token_id])
+            text = self._tokenizer.decode_bytes([token_id])
+            if not text.isspace():
+                allowed[token_id] = text
             bits &= bits - 1
+        if not allowed:
+            return []
         longest = max(allowed, key=lambda token_id: len(allowed[token_id]))
         return [longest] if all(allowed[longest].startswith(text) for text in allowed.values()) else []
 

@@ -57,6 +57,23 @@ def test_what_follows_a_guess_is_found_and_the_sequence_stays_where_it_was(gramm
     assert forced(found) == '{"name": "'
 
 
+def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) -> None:
+    def likely(before: str, ahead: str = "") -> str:
+        return TOKENIZER.decode(tuple(matcher(grammars, JSON, before).likely(TOKENIZER.encode(ahead))))
+
+    assert likely('{"name": "Bob"') == ', "'
+    assert likely('{"name": "', ahead='Bob"') == ', "'
+    assert likely('{"name": "Bo') == "", "any text"
+    assert likely('{"name": "Bob", "age": 1') == "", "another digit, or the end"
+    assert likely('{"name": "Bob", "age": 12}') == "", "nothing follows"
+    assert likely('{"name": "Bob"', ahead="}") == "", "which the grammar forbids"
+    sequence = Sequence("s", [1, 2, 3], SamplingParams(max_tokens=9), b"")
+    sequence.matcher = matcher(grammars, JSON, '{"name": "Bob"')
+    found = GrammarDrafter().propose(sequence, (), 5)
+    assert found is not None
+    assert found.kind != "grammar", "how often it is right is counted apart"
+
+
 def test_no_more_than_asked_for_and_nothing_behind_the_end(grammars: Grammars) -> None:
     choice = Constraint("choice", '["a very long answer that is the only one there is"]')
     found = matcher(grammars, choice)
