@@ -1,8 +1,8 @@
 """Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
 
 A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes; tokens are
-charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Knows heads and keys; refuses to
-know sites.
+charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Where routers share accounts'
+limits (quotas/shared.py), those count beside this router's own. Knows heads and keys; refuses to know sites.
 """
 
 import re
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from edge_router.quotas.lease_store import LeaseKey
+from edge_router.quotas.shared import QuotaLease, SharedQuotas
 from edge_router.request import Head
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
@@ -19,6 +21,12 @@ from wire.errors import ApiError
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
+
+LIMITS = {
+    "requests_per_min": "requests a minute",
+    "tokens_per_min": "tokens a minute",
+    "max_open": "requests at work",
+}
 
 _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
@@ -29,7 +37,7 @@ class AdmissionFilter:
         self.limits = limits
         self.is_draining = False
 
-    def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
+    async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
         """Return a scope for the time that the request is at work. Raises ApiError."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
@@ -43,6 +51,7 @@ class AdmissionFilter:
             raise ApiError("not_found", "a path must not contain '..'")
         if not _PLAIN_TARGET.fullmatch(head.target):
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
+        await self.limits.ready(head)
         return self.limits.admitted(head, address)
 
 
@@ -118,17 +127,21 @@ def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket
 class _Held:
     """One request at work, of a tenant and of an address."""
 
-    __slots__ = ("_client", "_clients", "_tenant")
+    __slots__ = ("_client", "_clients", "_shared", "_tenant")
 
-    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str) -> None:
-        self._tenant, self._clients, self._client = tenant, clients, client
+    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> None:
+        self._tenant, self._clients, self._client, self._shared = tenant, clients, client, shared
 
     def __enter__(self) -> None:
         self._tenant.open += 1
+        if self._shared is not None:
+            self._shared.begin(1)
         self._clients[self._client] = self._clients.get(self._client, 0) + 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._tenant.open -= 1
+        if self._shared is not None:
+            self._shared.end(1)
         self._clients[self._client] -= 1
         if not self._clients[self._client]:
             del self._clients[self._client]
@@ -143,6 +156,7 @@ class TenantLimits:
         secret: str,
         clock: Callable[[], float],
     ) -> None:
+        self.shared: SharedQuotas | None = None  # with the network's other routers
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}
@@ -162,6 +176,17 @@ class TenantLimits:
     def num_open(self) -> int:
         return sum(self._clients.values())
 
+    async def ready(self, head: Head) -> None:
+        """Wait until `admitted` may give an account one request more of what routers share. Raises ApiError where they have none left."""
+        if self.shared is None:
+            return
+        needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]
+        if (short := await self.shared.short(needs)) is None:
+            return
+        what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
+        sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
+        raise _refusal(sentence, wait_s)
+
     def admitted(self, head: Head, client: str) -> "_Held":
         """Use as `with`. Raises ApiError, with the time after which to ask again."""
         tenant = self._tenant(head)
@@ -174,11 +199,13 @@ class TenantLimits:
             raise _refusal(f"your account has {limits.max_open} requests at work: wait for some of them", 1.0)
         if tenant.requests is not None or tenant.tokens is not None:
             tenant.draw(self._clock())
-        return _Held(tenant, self._clients, client)
+        if (lease := self._lease(head, "requests_per_min")) is not None:
+            lease.spend(1)
+        return _Held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> "_Held":
         """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
-        return _Held(self._tenant(head), self._clients, client)
+        return _Held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     def charge(self, head: Head, tokens: int) -> None:
         """Prompt tokens when the prompt is known, an answer's when it has ended. A batch's leave the minute to those who wait."""
@@ -187,6 +214,18 @@ class TenantLimits:
         bucket = self._tenant(head).tokens
         if bucket is not None and tokens:
             bucket.take(tokens, self._clock())
+            if (lease := self._lease(head, "tokens_per_min")) is not None:
+                lease.spend(tokens)
+
+    def _lease(self, head: Head, limit: str) -> QuotaLease | None:
+        """Return this router's part of an account's limit; None: it has none, or routers do not share it."""
+        if self.shared is None or head.holder is None:
+            return None
+        account = head.holder.account.name
+        most: float | None = getattr(self._limits_of(account), limit)
+        if most is None:
+            return None
+        return self.shared.lease(LeaseKey(account, limit), most, 0.0 if limit == "max_open" else most / 60)
 
     def _tenant(self, head: Head) -> _TenantUse:
         key = tenant_of(head, self._secret)

@@ -25,12 +25,13 @@ from edge_router.hints import WakeHints
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
-from edge_router.ledger.quotas import DailyQuotas
 from edge_router.metrics import RouterMetrics
 from edge_router.objectives import Objectives
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxy import Proxy
+from edge_router.quotas.daily import DailyQuotas
+from edge_router.quotas.shared import SharedQuotas, shared_quotas
 from edge_router.request import FUNCTIONS, RequestParser, hop_secret
 from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
 from edge_router.routes import OwnRoutes, method_not_allowed, not_found, own_version
@@ -94,10 +95,11 @@ def build_app(
     metrics = RouterMetrics(backends.values())
     sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
     limits = TenantLimits(network.door, network.tenant_limits, network.accounts, secret, clock)
+    shared = limits.shared = shared_quotas(network.quotas, clock)
     admission = AdmissionFilter(access_of(network), limits)
     places = ClientPlaces.of(network.clients)
     recordings = recordings_of(network, secret, clock)
-    accounting = accounting_of(network, secret, recordings)
+    accounting = accounting_of(network, secret, recordings, shared)
     proxy = Proxy(
         relay,
         admission,
@@ -142,6 +144,8 @@ def build_app(
                 tasks.append(asyncio.create_task(places.database.watch()))
             if accounting.ledger is not None:
                 tasks.append(asyncio.create_task(accounting.ledger.run()))
+            if shared is not None:
+                tasks.append(asyncio.create_task(shared.run()))
             if objectives is not None:
                 tasks.append(asyncio.create_task(objectives.run()))
             if batches is not None:
@@ -165,6 +169,8 @@ def build_app(
                 await asyncio.gather(*tasks, return_exceptions=True)
                 if accounting.ledger is not None:
                     await accounting.ledger.close()
+                if shared is not None:
+                    await shared.close()
                 if objectives is not None:
                     await objectives.close()
                 if proxy.tracing is not None:
@@ -197,10 +203,12 @@ def recordings_of(network: NetworkConfig, secret: str, clock: Callable[[], float
         raise ConfigError(f"durable.directory {folder} cannot be used: {error}") from None
 
 
-def accounting_of(network: NetworkConfig, secret: str, recordings: DurableStreams) -> Accounting:
+def accounting_of(
+    network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
+) -> Accounting:
     """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
-    quotas = DailyQuotas(time.time)
+    quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)
     if config.directory is None:
         return Accounting(prices, None, quotas)
@@ -250,6 +258,9 @@ def _watch(
     if (ledger := proxy.accounting.ledger) is not None:
         metrics.watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
         metrics.watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
+    if (shared := proxy.admission.limits.shared) is not None:
+        metrics.watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
+        metrics.watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
     metrics.watch(
         "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
     )

@@ -408,6 +408,7 @@ class StreamRoutes:
 
     async def _admit(self, client: Downstream) -> None:
         client.head.holder = self._admission.access.holder(client.head.header("authorization"))
+        await self._admission.limits.ready(client.head)
         with self._admission.limits.admitted(client.head, client.address):
             await client.while_present(self._answer(client))
 

@@ -110,7 +110,7 @@ class Proxy:
 
     async def admit(self, client: Downstream) -> None:
         head = client.head
-        with self.admission.admit(head, client.address):
+        with await self.admission.admit(head, client.address):
             body = await client.body(
                 int(self.config.max_body_mib * 2**20), self.config.idle_timeout_s, self._body_timeout_s
             )
@@ -138,7 +138,7 @@ class Proxy:
         trace = proxied.trace = None if self.tracing is None else self.tracing.begin(request)
         charge: Charge | None = None
         try:
-            charge = self.accounting.begin(request, self.selector.own_names, "" if begun is None else begun.part)
+            charge = await self.accounting.begin(request, self.selector.own_names, "" if begun is None else begun.part)
             proxied.log.meter = None if charge is None else charge.meter
             limits.charge(head, request.conversation.tokens)
             self.under_way.add(proxied)

@@ -41,7 +41,7 @@ class RoutedFinetunes:
         config = self._proxy.config
         found = FINETUNES.match(client.head.path)
         assert found is not None, "is_about_finetunes has looked"
-        with self._proxy.admission.admit(client.head, client.address):
+        with await self._proxy.admission.admit(client.head, client.address):
             if not self._proxy.parser.secret:
                 sentence = f"fine-tunes come to sites that know this router: set {HOP_SECRET_ENV}, here and there"
                 raise ApiError("not_found", sentence)

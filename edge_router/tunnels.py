@@ -80,7 +80,7 @@ class _Handshake:
     async def run(self) -> None:
         """Raises ApiError and DownstreamGone."""
         proxy, client = self._proxy, self._client
-        with proxy.admission.admit(client.head, client.address):
+        with await proxy.admission.admit(client.head, client.address):
             if not client.head.is_for_function:
                 raise ApiError("invalid_request", f"WebSockets are offered under {FUNCTIONS}: send plain HTTP here")
             proxied = proxy.proxied(proxy.parser.parse(client.head, b"", client.request_id, client.address))

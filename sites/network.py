@@ -180,7 +180,10 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
         Meta(description="names, with *, of the functions that its keys may deploy, where they are not another's"),
     ] = ("*",)
     tokens_per_day: Annotated[
-        Count | None, Meta(description="of prompts and answers, by UTC; each router counts by its own ledger")
+        Count | None,
+        Meta(
+            description="of prompts and answers, by UTC; each router counts by its own ledger, unless quotas.store is set"
+        ),
     ] = None
     cost_per_day: Annotated[Positive | None, Meta(description="likewise, in the ledger's currency")] = None
     data: Annotated[PlacesConfig | None, Meta(description="where its data may go; unset: to every site")] = None
@@ -249,6 +252,24 @@ class LedgerConfig(Table, frozen=True, kw_only=True):
     currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="of all prices")] = "USD"
 
 
+class QuotasConfig(Table, frozen=True, kw_only=True):
+    """Accounts' limits that all routers of a network keep to together, instead of each for itself."""
+
+    store: Annotated[
+        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
+        Meta(
+            description="a PostgreSQL database of theirs, named as ledger.store is; unset: each router gives what an account may have"
+        ),
+    ] = None
+    when_failing: Annotated[
+        Literal["refuse", "serve"],
+        Meta(
+            description="while the store cannot be asked: refuse accounts that have limits once the router has given what it had leased, "
+            "or serve them by the router's own counts"
+        ),
+    ] = "serve"
+
+
 class PriceConfig(Table, frozen=True, kw_only=True):
     """The price of a million tokens. Of several that fit a model the newest that is valid counts."""
 
@@ -294,6 +315,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
     ledger: LedgerConfig = LedgerConfig()
+    quotas: QuotasConfig = QuotasConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     prices: tuple[PriceConfig, ...] = ()
     models: tuple[NetworkModelConfig, ...] = ()

@@ -55,7 +55,7 @@ class BatchRoutes:
 
     async def _admit(self, client: Downstream) -> None:
         config = self._proxy.config
-        with self._proxy.admission.admit(client.head, client.address):
+        with await self._proxy.admission.admit(client.head, client.address):
             limit = int(config.max_body_mib * 2**20)
             body = await client.body(limit, config.idle_timeout_s, config.answer_timeout_s)
             if self._queue is None:

@@ -8,7 +8,7 @@ import orjson
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.meters import Meter
 from edge_router.ledger.prices import PriceList
-from edge_router.ledger.quotas import DailyQuotas, Reserved
+from edge_router.quotas.daily import DailyQuotas, Reserved
 from edge_router.request import Head, ValidRequest
 from wire.credentials import Account
 from wire.errors import ApiError
@@ -31,8 +31,12 @@ class Accounting:
         if ledger is not None:
             for row in ledger.used_since(quotas.day_began_s):
                 quotas.begin_with(row["account"], row["prompt_tokens"] + row["output_tokens"], row["cost"] or 0)
+            for record in ledger.recovered:
+                used, request = record.use, record.request
+                cost = prices.cost(request.model, request.started_s, used)
+                quotas.recovered(request.account, request.started_s, used.prompt + used.output, cost or 0)
 
-    def begin(
+    async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
         """Begin to count a model's work. `own_names` are a model's, which may have an alias, and of the adapter behind it, `part` of a journal that
@@ -49,7 +53,9 @@ class Accounting:
         if head.holder is not None:
             most = ResourceUse(prompt=request.conversation.tokens, output=request.most_tokens)
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
-            reserved = self.quotas.reserve(head.holder.account.name, most.prompt + most.output, cost)
+            asked = head.holder.account.name, most.prompt + most.output, cost
+            await self.quotas.ready(*asked)
+            reserved = self.quotas.reserve(*asked)
         try:
             return Charge(self.ledger.begin(request, model, part, request.adapter or adapter), reserved)
         except ApiError:

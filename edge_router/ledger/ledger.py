@@ -70,8 +70,11 @@ class Ledger:
             self._meters = MeterFile(directory / "meters", config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
+        self.recovered: list[UsageRecord] = []  # what a router that was killed was at work on
         for number, counted in self._meters.left_behind():
             record = counted if kept is None else kept(counted)
+            if counted.outcome == "recovered":
+                self.recovered.append(record)
             if record.use == NOTHING:
                 self._meters.free(number)
             else:

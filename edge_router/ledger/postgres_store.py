@@ -1,15 +1,9 @@
 """Usage records in a PostgreSQL database, which the routers of a network may share."""
 
-import os
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import dict_row
-
+from edge_router.ledger.postgres import Connection, PostgresDatabase
 from edge_router.ledger.records import UsageRecord
 from edge_router.ledger.store import (
     COLUMNS,
@@ -17,18 +11,11 @@ from edge_router.ledger.store import (
     ONLY_ADDED,
     TEXTS,
     UsageQuery,
-    UsageStoreError,
     insertion,
     row,
     selection,
 )
 
-CONNECT_S = 5
-# A database whose machine is gone is noticed after some twenty seconds; what the URL says goes before.
-_DEFAULTS = {
-    "connect_timeout": CONNECT_S, "keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000,
-    "application_name": "pilotlight",
-}  # fmt: skip
 _LOCK = 0x70696C6F7400  # for one router at a time that makes the table
 _DAY = "to_char(to_timestamp(started_s) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
 _ADD = insertion("%s")
@@ -37,50 +24,24 @@ _ADD = insertion("%s")
 class PostgresStore:
     def __init__(self, url: str) -> None:
         """Raises UsageStoreError for what is no URL of a database."""
-        try:
-            given: dict[str, Any] = conninfo_to_dict(url)
-            self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
-        except psycopg.ProgrammingError as error:
-            raise UsageStoreError(str(error).strip()) from None
-        self._connection: psycopg.Connection[dict[str, Any]] | None = None
+        self._database = PostgresDatabase(url, _bring_up_to_date)
 
     def add(self, records: Sequence[UsageRecord]) -> None:
-        with self._working() as connection, connection.transaction():
+        with self._database.working() as connection, connection.transaction():
             connection.cursor().executemany(_ADD, [tuple(map(_plain, row(record))) for record in records])
 
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
-        with self._working() as connection:
+        with self._database.working() as connection:
             return connection.execute(*selection(query, _DAY, "%s")).fetchall()
 
     def interrupt(self) -> None:
-        """End the connection under the thread that waits: a database that was stopped answers no request to cancel."""
-        if (connection := self._connection) is None:
-            return
-        try:
-            with socket.socket(fileno=os.dup(connection.fileno())) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
-        except (OSError, psycopg.Error):
-            pass  # it has ended
+        self._database.interrupt()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextmanager
-    def _working(self) -> Iterator["psycopg.Connection[dict[str, Any]]"]:
-        """Yield a connection. Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""
-        try:
-            if self._connection is None:
-                self._connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)
-                _bring_up_to_date(self._connection)
-            yield self._connection
-        except (psycopg.Error, OSError) as error:
-            self.close()
-            raise UsageStoreError(" ".join(str(error).split()) or type(error).__name__) from None
+        self._database.close()
 
 
-def _bring_up_to_date(connection: "psycopg.Connection[dict[str, Any]]") -> None:
+def _bring_up_to_date(connection: Connection) -> None:
     """Make the table, or what it lacks; where there is nothing to do, nobody needs the right to."""
     found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('usage')")
     if set(COLUMNS) <= {each["attname"] for each in found}:

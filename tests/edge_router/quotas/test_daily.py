@@ -3,7 +3,7 @@
 import pytest
 
 from edge_router.ledger.prices import BILLIONTHS
-from edge_router.ledger.quotas import DAY_S, DAYS_KEPT, DailyQuotas
+from edge_router.quotas.daily import DAY_S, DAYS_KEPT, DailyQuotas
 from sites.network import CustomerConfig
 from tests.edge_router.builders import Clock
 from wire.errors import ApiError
