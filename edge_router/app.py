@@ -25,6 +25,7 @@ from edge_router.hints import WakeHints
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
+from edge_router.ledger.site_usage import SiteUsage
 from edge_router.metrics import RouterMetrics
 from edge_router.objectives import Objectives
 from edge_router.policy import Policy
@@ -152,6 +153,8 @@ def build_app(
                 batches.start()
             if secret:
                 proxy.selector.finetunes.orders = orders
+                if accounting.ledger is not None:
+                    tasks.append(asyncio.create_task(SiteUsage(backends, orders, accounting).run()))
                 tasks.append(asyncio.create_task(proxy.selector.finetunes.run()))
             proxy.upstream, proxy.selector.hints = upstream, hints
             operations = Operations(backends, orders)

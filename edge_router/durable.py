@@ -35,7 +35,6 @@ from edge_router.journal import (
     Told,
     points_of,
 )
-from edge_router.ledger.records import UsageRecord
 from edge_router.proxied import BegunAnswer
 from edge_router.relay import DeliveryLog
 from edge_router.request import Head
@@ -45,6 +44,7 @@ from wire.errors import ApiError
 from wire.headers import OURS
 from wire.sse import CONTENT_TYPE, EventDecoder
 from wire.usage import ResourceUse
+from wire.usage_records import UsageRecord
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"

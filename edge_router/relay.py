@@ -11,7 +11,6 @@ import msgspec
 import orjson
 
 from dialects.table import is_final
-from edge_router.ledger.meters import Meter
 from wire.chat import FinishReason
 from wire.continuation import (
     MAX_DELIVERED_BYTES,
@@ -23,6 +22,7 @@ from wire.continuation import (
     is_drain_notice,
     strip_resume_point,
 )
+from wire.meters import Meter
 from wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
 from wire.usage import ResourceUse
 

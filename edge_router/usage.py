@@ -77,13 +77,14 @@ class UsageRoutes:
         return key.account.name
 
 
+SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # as sums are told
 NOT_KEPT = {"cache-control": "no-store"}
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
     cost = row["cost"]
-    told = {"device_s" if name == "device_us" else name: value for name, value in row.items()}
-    return {**told, "device_s": row["device_us"] / 1e6, "cost": None if cost is None else _decimal(cost)}
+    told = {SECONDS.get(name, name): value / 1e6 if name in SECONDS else value for name, value in row.items()}
+    return {**told, "cost": None if cost is None else _decimal(cost)}
 
 
 def _decimal(billionths: int) -> str:
@@ -93,7 +94,7 @@ def _decimal(billionths: int) -> str:
 
 
 def _csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
-    sums = ("requests", *(name.replace("device_us", "device_s") for name in SUMS), "cost")
+    sums = ("requests", *(SECONDS.get(name, name) for name in SUMS), "cost")
     text = io.StringIO()
     writer = csv.DictWriter(text, [*by, *sums], lineterminator="\r\n")  # RFC 4180
     writer.writeheader()

@@ -258,6 +258,7 @@ class TokenOutput(_Value, frozen=True):
     device_us: int = (
         0  # its shares of the steps since its output before: together all of the time that the device was at work
     )
+    queue_us: int = 0  # with the first output: from its submission until it was first admitted to a step
 
 
 class DraftCounts(_Value, frozen=True):

@@ -84,6 +84,7 @@ class SiteApp(Starlette):
             require_hop=site.config.listen.require_hop,
             access=site.access,
             metrics=site.metrics,
+            tracing=site.tracing,
         )
         super().__init__(
             routes=[*models, *self._own_routes(secret)],
@@ -123,6 +124,8 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
             await app.responses.close()
             page.cancel()
             await asyncio.gather(page, return_exceptions=True)
+            if app.site.tracing is not None:
+                await asyncio.to_thread(app.site.tracing.close)
 
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
@@ -133,4 +136,7 @@ def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     from runtime.functions.service import FunctionsService
     from runtime.inference import SiteInference
 
-    return FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret)
+    service = FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret)
+    if site.tracing is not None:
+        service.served.functions.trace = site.tracing.invocation
+    return service

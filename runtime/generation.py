@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
 from runtime.prompts import EncodedPrompt, encode
 from runtime.resumption import resumed
+from runtime.tracing import SiteTracing
 from runtime.traffic import Traffic
 from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
@@ -64,10 +65,12 @@ class Generator:
         self.metrics = metrics
         self.request_timeout_s = request_timeout_s
         self.traffic = traffic
+        self.tracing: SiteTracing | None = None  # where there is a collector
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
+            nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
             as_api_errors(self.request_timeout_s),
             self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
@@ -101,6 +104,8 @@ class Generator:
                         scope = await generation.open(self.engine, choice, submit, request.data_sites)
                         sequences.push_async_exit(scope)
                     measure.follow(generation)
+                    if span is not None:
+                        span.follow(generation)
                     self.traffic.arrived(request.model)
                     try:
                         yield generation
@@ -159,6 +164,8 @@ class Generation:
         self._touched: dict[int, None] = {}  # choices that have had outputs, in order
         self._error: Exception | None = None  # the first of any sequence
         self._news = asyncio.Event()
+        self.first_output_ns = 0  # when it came, since the epoch
+        self.queue_us = 0  # for which the engine let the first sequence wait
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
 
     async def open(
@@ -269,6 +276,8 @@ class Generation:
 
     def _push(self, choice: int, output: TokenOutput) -> None:
         number = self._prompt_number(choice)
+        if not self.first_output_ns:
+            self.first_output_ns, self.queue_us = time.time_ns(), output.queue_us
         self.counter.add(choice, output)
         if output.prompt_logprobs is not None:
             # Behind the prompt there may be delivered tokens.

@@ -25,6 +25,7 @@ from runtime.site import Site
 from wire.credentials import Tenant, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
+from wire.usage import ResourceUse
 
 EVENTS_WAITING = 16  # deltas of a stream that its reader has not taken
 JSON_HEADERS = ("content-type", "application/json")
@@ -46,6 +47,10 @@ class SiteInference:
         cards: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(self._catalog.cards(search)))
         return cards
 
+    def own_names(self, model: str) -> tuple[str, str]:
+        registry = self._generator.models.registry
+        return registry.resolve(model) or model, registry.adapter_in(model)
+
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         try:
             return await self._run(account, model, inputs, headers)
@@ -64,7 +69,7 @@ class SiteInference:
             embeddings = await self._embedder.embed(
                 texts, tenant_of(owner_of(headers.get("authorization"), ""), account)
             )
-            return _result(as_workers_ai(texts, embeddings))
+            return _result(as_workers_ai(texts, embeddings), embeddings.use)
         request: ValidGeneration
         if task == "response":
             request = await parsed(parse_response, inputs, resolve, model)
@@ -74,12 +79,13 @@ class SiteInference:
         builder = self._builder(request)
         tenant = tenant_of(owner_of(headers.get("authorization"), ""), account)
         if request.stream:
-            stream = GeneratedEvents(self._events(request, tenant, builder), request.model, self._heartbeat_s)
+            stream = GeneratedEvents(request.model, self._heartbeat_s)
+            stream.start(self._events(request, tenant, builder, stream))
             await stream.begin()
             return InferenceResponse(200, [*STREAM_HEADERS], events=stream)
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
-        return _result(builder.whole(deltas, generation))
+        return _result(builder.whole(deltas, generation), generation.resource_use)
 
     def _builder(self, request: ValidGeneration) -> ResponseBuilder:
         if isinstance(request, ValidRun):
@@ -87,24 +93,28 @@ class SiteInference:
         return run_responses(request, self._generator)
 
     async def _events(
-        self, request: ValidGeneration, tenant: Tenant, builder: ResponseBuilder
+        self, request: ValidGeneration, tenant: Tenant, builder: ResponseBuilder, stream: "GeneratedEvents"
     ) -> AsyncGenerator[bytes, None]:
         async with self._generator.generate(request, tenant) as generation:
             async for delta in generation.deltas():
+                stream.use = generation.resource_use
                 yield events_of(delta, generation, builder)
 
 
 class GeneratedEvents:
     """A generation in a task of its own, which it never leaves: deadlines belong to tasks, and readers may change."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], model: str, heartbeat_s: float) -> None:
-        self._events = events
+    def __init__(self, model: str, heartbeat_s: float) -> None:
+        self.use = ResourceUse()  # for what is generated, of which some may wait
         self._model = model
         self._heartbeat_s = heartbeat_s
         self._waiting: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(EVENTS_WAITING)
         self._first: bytes | None = None
         self._has_begun = self._has_ended = False
-        self._task = asyncio.create_task(self._run(), name="inference")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._task = asyncio.create_task(self._run(events), name="inference")
 
     async def begin(self) -> None:
         """Return when there is something to read. Raises ApiError for what is refused before, and then nothing is left to close."""
@@ -127,6 +137,7 @@ class GeneratedEvents:
 
     async def aclose(self) -> None:
         self._has_ended = True
+        assert self._task is not None
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -147,10 +158,10 @@ class GeneratedEvents:
             return encode_event(error_body(found, Dialect.WORKERS_AI))
         raise found
 
-    async def _run(self) -> None:
+    async def _run(self, events: AsyncGenerator[bytes, None]) -> None:
         refusal: ApiError | None = None
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(events):
                 async for chunk in events:
                     await self._waiting.put(chunk)
         except Exception as error:
@@ -169,5 +180,6 @@ class _Envelope(msgspec.Struct):
     result: msgspec.Raw
 
 
-def _result(envelope: bytes) -> InferenceResponse:
-    return InferenceResponse(200, [JSON_HEADERS], bytes(msgspec.json.decode(envelope, type=_Envelope).result))
+def _result(envelope: bytes, use: ResourceUse) -> InferenceResponse:
+    body = bytes(msgspec.json.decode(envelope, type=_Envelope).result)
+    return InferenceResponse(200, [JSON_HEADERS], body, use=use)

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import time
+from contextlib import nullcontext
 from typing import NoReturn
 
 from starlette.exceptions import HTTPException
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, 
 
 from runtime.connection import AnswerCut, answering, header, send_error
 from runtime.metrics import Metrics
+from runtime.tracing import RequestSpan, SiteTracing
 from wire import headers
 from wire.credentials import Access, with_bearer
 from wire.errors import ApiError, dialect_of
@@ -60,6 +62,7 @@ class SiteMiddleware:
         require_hop: bool,
         access: Access,
         metrics: Metrics,
+        tracing: SiteTracing | None = None,
     ) -> None:
         self._app = app
         self._site = site
@@ -67,6 +70,7 @@ class SiteMiddleware:
         self._require_hop = require_hop
         self._access = access
         self._metrics = metrics
+        self._tracing = tracing
         self._logged_at: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +94,7 @@ class SiteMiddleware:
             # A router that signs nothing learns from its probes what to expect.
             ours.append((headers.REFUSAL.encode(), b"signature"))
         has_begun = False
+        span: RequestSpan | None = None
 
         async def named(message: Message) -> None:
             nonlocal has_begun
@@ -97,12 +102,16 @@ class SiteMiddleware:
                 has_begun = True
                 message = {**message, "headers": [*message.get("headers", ()), *ours]}
                 self._metrics.response(_family(scope["path"]), message.get("status", 101))
+                if span is not None:
+                    span.answered(message.get("status", 101))
             await send(message)
 
         try:
             if refusal is not None:
                 raise refusal
-            await self._app(scope, receive if digest is None else _checked(receive, digest), named)
+            checked = receive if digest is None else _checked(receive, digest)
+            with nullcontext() if self._tracing is None else self._tracing.request(scope) as span:
+                await self._app(scope, checked, named)
         except (ClientDisconnect, AnswerCut):
             return
         except Exception as error:

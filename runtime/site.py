@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from runtime.generation import Generator
 from runtime.images import ImageReader
 from runtime.metrics import Metrics
 from runtime.timeline import Timeline
+from runtime.tracing import SiteTracing
 from runtime.traffic import Traffic
 from sites.config import ConfigError
 from sites.site import SiteConfig
@@ -42,6 +45,7 @@ class Site:
         self.access = access_of(config)
         self.metrics = Metrics(config.name)
         self.timeline = Timeline()
+        self.tracing = SiteTracing.of(config.telemetry, config.name, own_version())
         self.admission = Admission(config.limits.max_inflight)
         self.fleet = Fleet(launchers, config.engine, self.timeline)
         self.finetunes = finetunes_of(config)
@@ -70,6 +74,7 @@ class Site:
             self.models.adapters,
             ImageReader(config.images, config.limits.max_body_mib),
         )
+        self.generator.tracing = self.tracing
         self.fleet.on_step(self.metrics.engines.step)
         lenders = self.models.lenders
         self.metrics.watch(
@@ -163,3 +168,11 @@ def finetunes_of(config: SiteConfig) -> FinetuneStore | None:
 
 def access_of(config: SiteConfig) -> Access:
     return Access(known_keys(config.accounts, config.keys), is_required=config.door.require_key)
+
+
+@cache
+def own_version() -> str:
+    try:
+        return version("pilotlight")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from sites.accounts import refuse_tenants
-from sites.rules import are_host_names, are_origins, is_loopback
+from sites.rules import are_host_names, are_origins, is_http, is_loopback
 from sites.table import Rules, Table
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -110,6 +110,20 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     def agree(self) -> None:
         if self.http2 and self.server == "uvicorn":
             raise ValueError('uvicorn speaks no HTTP/2: write server = "hypercorn", or leave http2 out')
+
+
+class TelemetryConfig(Table, frozen=True, kw_only=True):
+    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
+
+    otlp: Annotated[
+        str | None,
+        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
+    ] = None
+
+    def agree(self) -> None:
+        if self.otlp is not None:
+            is_http(self.otlp)
+            msgspec.structs.force_setattr(self, "otlp", self.otlp.rstrip("/"))
 
 
 def check_secrets(*names: str) -> None:

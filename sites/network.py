@@ -18,6 +18,7 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
+    TelemetryConfig,
     check_access,
     parse,
     read,
@@ -211,20 +212,6 @@ class DurableConfig(Table, frozen=True, kw_only=True):
     )
     keep_s: Annotated[Positive, Meta(description="how long a stream can be read after its end")] = 300.0
     max_age_s: Annotated[Positive, Meta(description="a stream that has not ended by then is ended")] = 3600.0
-
-
-class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Traces of requests, without anything of their prompts and answers. Needs the packages of pilotlight[telemetry]."""
-
-    otlp: Annotated[
-        str | None,
-        Meta(description="URL of a collector that takes OTLP over HTTP, as http://127.0.0.1:4318; unset: no traces"),
-    ] = None
-
-    def agree(self) -> None:
-        if self.otlp is not None:
-            is_http(self.otlp)
-            msgspec.structs.force_setattr(self, "otlp", self.otlp.rstrip("/"))
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
+    TelemetryConfig,
     check_access,
     parse,
     read,
@@ -533,6 +534,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     images: ImagesConfig = ImagesConfig()
     finetunes: FinetunesConfig = FinetunesConfig()
     limits: LimitsConfig = LimitsConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     def agree(self) -> None:
         for model in self.models:

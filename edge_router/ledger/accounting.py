@@ -1,18 +1,19 @@
 """What a request's account has to do with it beyond its admission: which models it may use and is told of, at what price, and what it has used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from edge_router.ledger.ledger import Ledger
-from edge_router.ledger.meters import Meter
 from edge_router.ledger.prices import PriceList
 from edge_router.quotas.daily import DailyQuotas, Reserved
 from edge_router.request import Head, ValidRequest
 from wire.credentials import Account
 from wire.errors import ApiError
+from wire.meters import Meter
 from wire.usage import ResourceUse
+from wire.usage_records import UsageRecord
 
 
 class Charge(NamedTuple):
@@ -69,6 +70,13 @@ class Accounting:
             cost = self.prices.cost(request.model, request.started_s, used)
             self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
+
+    def count(self, records: Sequence[UsageRecord]) -> None:
+        """Count what accounts' functions have used, which is in the ledger by now, against their quotas."""
+        for record in records:
+            used, request = record.use, record.request
+            cost = self.prices.cost(request.model, request.started_s, used) or 0
+            self.quotas.count(request.account, request.started_s, used.prompt + used.output, cost)
 
     def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:
         """Return a site's list of models as this client is to see it: what its account may use, with prices. None: as it is."""

@@ -1,7 +1,7 @@
 """The ledger: each request's tokens once, whatever happens to its sites, to its router and to the disk.
 
 The router counts, since it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
-token is counted before it is sent (meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has named is
+token is counted before it is sent (wire/meters.py), so the ledger never has fewer than clients were sent; and only a token that a site has named is
 counted, so it has none that no engine made. What has ended is written in batches by a thread (store.py), and its meter is kept until that has
 succeeded: while the store cannot be written nothing is lost, and the configuration says whether new requests are refused or served meanwhile, as long
 as there are meters. A store that does not answer is one that cannot be written.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from edge_router.ledger.meters import Meter, MeterFile, MetersError
 from edge_router.ledger.prices import PriceList
-from edge_router.ledger.records import MeteredRequest, Outcome, UsageRecord
 from edge_router.ledger.sqlite_store import SqliteStore
 from edge_router.ledger.store import UsageQuery, UsageStore, UsageStoreError
 from edge_router.request import ValidRequest
 from sites.config import ConfigError
 from sites.network import LedgerConfig
 from wire.errors import ApiError
+from wire.meters import Meter, MeterFile, MetersError
 from wire.usage import ResourceUse
+from wire.usage_records import MeteredRequest, Outcome, UsageRecord
 
 WRITE_EVERY_S = 0.1
 TRY_AGAIN_S = 1.0  # while the store cannot be written
@@ -148,6 +148,15 @@ class Ledger:
                 log.warning("usage is written again; %d records have waited", len(self._ended))
             self.fault = None
             self._settle(batch)
+
+    async def add(self, records: Sequence[UsageRecord]) -> None:
+        """Write what others have counted: each once, however often it is given. Raises UsageStoreError."""
+        async with self._writing:
+            await self._answered(self._store.add, [self._priced(record) for record in records])
+
+    async def identity(self) -> str:
+        """Return the name of the store. Raises UsageStoreError."""
+        return await self._answered(lambda _: self._store.identity(), None)
 
     async def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         """Return sums, with all that has ended. Raises ApiError."""

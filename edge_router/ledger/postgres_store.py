@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_router.ledger.postgres import Connection, PostgresDatabase
-from edge_router.ledger.records import UsageRecord
 from edge_router.ledger.store import (
     COLUMNS,
     MORE,
+    MORE_TEXTS,
     ONLY_ADDED,
     TEXTS,
     UsageQuery,
@@ -15,6 +15,7 @@ from edge_router.ledger.store import (
     row,
     selection,
 )
+from wire.usage_records import UsageRecord
 
 _LOCK = 0x70696C6F7400  # for one router at a time that makes the table
 _DAY = "to_char(to_timestamp(started_s) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
@@ -33,6 +34,12 @@ class PostgresStore:
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         with self._database.working() as connection:
             return connection.execute(*selection(query, _DAY, "%s")).fetchall()
+
+    def identity(self) -> str:
+        with self._database.working() as connection:
+            found = connection.execute("SELECT id FROM usage_identity").fetchone()
+            assert found is not None
+            return str(found["id"])
 
     def interrupt(self) -> None:
         self._database.interrupt()
@@ -56,13 +63,16 @@ def _bring_up_to_date(connection: Connection) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         first = ", ".join(f"{name} {kinds.get(name, counts)}" for name in COLUMNS if name not in MORE)
         more = ", ".join(
-            f"ADD COLUMN IF NOT EXISTS {name} " + (f"{text} DEFAULT ''" if name == "adapter" else f"{counts} DEFAULT 0")
+            f"ADD COLUMN IF NOT EXISTS {name} "
+            + (f"{text} DEFAULT ''" if name in MORE_TEXTS else f"{counts} DEFAULT 0")
             for name in MORE
         )
         for statement in (
             f"CREATE TABLE IF NOT EXISTS usage ({first})",
             f"ALTER TABLE usage {more}",
             "CREATE INDEX IF NOT EXISTS usage_started ON usage (started_s)",
+            "CREATE TABLE IF NOT EXISTS usage_identity (id TEXT NOT NULL)",
+            "INSERT INTO usage_identity SELECT gen_random_uuid()::TEXT WHERE NOT EXISTS (SELECT * FROM usage_identity)",
             "CREATE OR REPLACE FUNCTION usage_is_kept() RETURNS trigger LANGUAGE plpgsql AS "
             f"$$ BEGIN RAISE EXCEPTION '{ONLY_ADDED}'; END $$",
             "CREATE OR REPLACE TRIGGER usage_is_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON usage "

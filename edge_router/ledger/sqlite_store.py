@@ -7,8 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge_router.ledger.records import UsageRecord
-from edge_router.ledger.store import MORE, ONLY_ADDED, UsageQuery, UsageStoreError, insertion, row, selection
+from edge_router.ledger.store import (
+    MORE,
+    MORE_TEXTS,
+    ONLY_ADDED,
+    UsageQuery,
+    UsageStoreError,
+    insertion,
+    row,
+    selection,
+)
+from wire.usage_records import UsageRecord
 
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS usage (
@@ -16,6 +25,7 @@ CREATE TABLE IF NOT EXISTS usage (
     started_s REAL NOT NULL, ended_s REAL NOT NULL, outcome TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, cost INTEGER, version INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS usage_identity (id TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS usage_started ON usage (started_s);
 CREATE TRIGGER IF NOT EXISTS usage_is_not_changed BEFORE UPDATE ON usage BEGIN SELECT RAISE(ABORT, '{ONLY_ADDED}'); END;
 CREATE TRIGGER IF NOT EXISTS usage_is_not_deleted BEFORE DELETE ON usage BEGIN SELECT RAISE(ABORT, '{ONLY_ADDED}'); END;
@@ -38,6 +48,13 @@ class SqliteStore:
             found = connection.execute(*selection(query, "date(started_s, 'unixepoch')", "?"))
             names = [column[0] for column in found.description]
             return [dict(zip(names, values, strict=True)) for values in found]
+
+    def identity(self) -> str:
+        with self._working() as connection, connection:
+            connection.execute(
+                "INSERT INTO usage_identity SELECT lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT * FROM usage_identity)"
+            )
+            return str(connection.execute("SELECT id FROM usage_identity").fetchone()[0])
 
     def interrupt(self) -> None:
         if (connection := self._connection) is not None:
@@ -70,7 +87,7 @@ class SqliteStore:
                 known = {column[1] for column in connection.execute("PRAGMA table_info(usage)")}
                 for name in MORE:
                     if name not in known:
-                        kind = "TEXT NOT NULL DEFAULT ''" if name == "adapter" else "INTEGER NOT NULL DEFAULT 0"
+                        kind = "TEXT NOT NULL DEFAULT ''" if name in MORE_TEXTS else "INTEGER NOT NULL DEFAULT 0"
                         connection.execute(f"ALTER TABLE usage ADD COLUMN {name} {kind}")
             except BaseException:
                 connection.close()

@@ -6,20 +6,24 @@ Each record is written once, however often that is tried: its id is unique, and 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from edge_router.ledger.records import UsageRecord
+from wire.usage_records import UsageRecord
 
-VERSION = 2  # of a record
+VERSION = 3  # of a record
 TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome")
-MORE = ("adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out")  # since version 2
+MORE_TEXTS = ("adapter", "function")
+MORE = (
+    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out",  # since version 2
+    "function", "cpu_us",  # since version 3
+)  # fmt: skip
 COLUMNS = (
     "id", "request_id", "account", "key", "model", "site", "started_s", "ended_s", "outcome",
     "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "version", *MORE,
 )  # fmt: skip
 SUMS = (
     "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "drafted_tokens", "accepted_tokens",
-    "device_us", "bytes_in", "bytes_out",
+    "device_us", "bytes_in", "bytes_out", "cpu_us",
 )  # fmt: skip
-GROUPS = ("account", "key", "model", "adapter", "site", "outcome", "day")
+GROUPS = ("account", "key", "model", "adapter", "function", "site", "outcome", "day")
 ONLY_ADDED = "usage is only added to"
 
 
@@ -41,6 +45,9 @@ class UsageStore(Protocol):
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         """Return sums of records by the query's groups. Raises UsageStoreError."""
 
+    def identity(self) -> str:
+        """Return a name of what is kept here, which no other store has. Raises UsageStoreError."""
+
     def interrupt(self) -> None:
         """Let what another thread waits for fail."""
 
@@ -58,7 +65,7 @@ def row(record: UsageRecord) -> tuple[Any, ...]:
     return (
         request.id, request.request_id, request.account, request.key, request.model, record.site, request.started_s, record.ended_s,
         record.outcome, *use[:4], record.cost, VERSION,
-        request.adapter, use.drafted, use.accepted, use.device_us, request.bytes_in, record.bytes_out,
+        request.adapter, use.drafted, use.accepted, use.device_us, request.bytes_in, record.bytes_out, request.function, record.cpu_us,
     )  # fmt: skip
 
 

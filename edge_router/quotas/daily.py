@@ -82,6 +82,13 @@ class DailyQuotas:
         if started_s >= self.day_began_s:
             self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
 
+    def count(self, account: str, started_s: float, tokens: int, cost: int) -> None:
+        """Count what an account has used without having reserved it."""
+        use = self._days.get(int(started_s // DAY_S), {}).setdefault(account, DayUse())
+        use.tokens += tokens
+        use.cost += cost
+        self.recovered(account, started_s, tokens, cost)
+
     async def ready(self, account: str, tokens: int, cost: int) -> None:
         """Wait until `reserve` may give as much of what routers share. Raises ApiError where they have too little left."""
         if self._shared is None:

@@ -3,7 +3,8 @@
 A router with a ledger and its sites on this machine, clients that stream and that do not, and SIGKILL to a router, a site, an engine host or, with
 --postgres, the database that the ledger is in, one after another, at random moments. Clients count the token ids that they are sent. Afterwards each
 of their requests must be in the ledger once, with at least the tokens that its client has, at most those that were asked for, and exactly as many
-where it read to the end.
+where it read to the end. Further clients ask a function, which asks the model inside its site; what it was told is compared as a whole, since no
+client sees that request's id.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections import Counter
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import aiohttp
 import orjson
@@ -36,6 +37,23 @@ TARGETS = ("router", "site", "engine")
 DATABASE = "database"
 DATABASE_AWAY_S = 1.0  # at most
 MAX_TOKENS = 32
+FUNCTION = "asks"
+NUM_FUNCTION_CLIENTS = 2
+COLLECTED_S = 30.0  # what sites kept is in the ledger by then
+SOURCE = """
+import json
+from workers import Response, WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        inputs = await request.json()
+        answer = await self.env.AI.run("ember", inputs)
+        if not inputs["stream"]:
+            return Response.json(answer["usage"])
+        events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: {")]
+        return Response.json(next(usage for event in reversed(events) if (usage := json.loads(event).get("usage"))))
+"""
+MANIFEST = f'name = "{FUNCTION}"\nmain = "entry.py"\ncompatibility_flags = ["python_workers"]\n[ai]\nbinding = "AI"\n'
 SECRET = "a secret of this benchmark's own"  # a router that starts again knows its sites by it
 
 
@@ -101,13 +119,41 @@ class Clients:
                         mine.tokens += len(choice.get("token_ids") or ())
 
 
+class FunctionClients:
+    """Clients of a function that asks the model for each of their requests once, and says how many tokens it got."""
+
+    def __init__(self, url: str, count: int) -> None:
+        self._url = url
+        self._count = count
+        self.num_asked = 0
+        self.received: list[int] = []
+        self.is_stopping = False
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+            await asyncio.gather(*(self._ask(session, number) for number in range(self._count)))
+
+    async def _ask(self, session: aiohttp.ClientSession, number: int) -> None:
+        while not self.is_stopping:
+            self.num_asked += 1
+            body = {"prompt": f"call {self.num_asked}", "max_tokens": MAX_TOKENS, "stream": number % 2 == 1}
+            try:
+                async with session.post(f"{self._url}/fn/{FUNCTION}/", json=body) as answer:
+                    if answer.status == 200:
+                        self.received.append(orjson.loads(await answer.read())["completion_tokens"])
+                    else:
+                        await asyncio.sleep(0.1)
+            except (aiohttp.ClientError, TimeoutError):
+                await asyncio.sleep(0.1)
+
+
 async def disturb(
     network: LocalNetwork, kills: int, num_clients: int, rng: random.Random, database: Postgres | None
-) -> "Clients":
+) -> tuple[Clients, FunctionClients]:
     """Kill so many processes under load, each when all are well again, and let the clients end."""
     targets = TARGETS if database is None else (*TARGETS, DATABASE)
-    clients = Clients(network.url, num_clients)
-    load = asyncio.create_task(clients.run())
+    clients, functions = Clients(network.url, num_clients), FunctionClients(network.url, NUM_FUNCTION_CLIENTS)
+    load = [asyncio.create_task(each.run()) for each in (clients, functions)]
     for number in range(kills):
         await asyncio.sleep(rng.uniform(0.3, 1.2))
         target = targets[number % len(targets)]
@@ -120,15 +166,30 @@ async def disturb(
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).send_signal(signal.SIGKILL)
         await asyncio.to_thread(_wait_until_well, network, pid)
-    clients.is_stopping = True
-    await load
+    clients.is_stopping = functions.is_stopping = True
+    await asyncio.gather(*load)
+    await _collected(network, functions)
     await asyncio.to_thread(_get, f"{network.url}/usage")  # which writes what has ended
-    return clients
+    return clients, functions
 
 
-def records(folder: Path, database: Postgres | None) -> list[Any]:
-    """Return what the ledger has of each request."""
-    asked = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage"
+async def _collected(network: LocalNetwork, functions: FunctionClients) -> None:
+    """Wait until sites have handed over what the function has used, or ought to have."""
+    deadline = time.monotonic() + COLLECTED_S
+    while time.monotonic() < deadline:
+        told = await asyncio.to_thread(_get, f"{network.url}/usage?by=function,model")
+        if sum(row["requests"] for row in told["usage"] if row["function"] and row["model"]) >= len(functions.received):
+            break
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(2.0)  # for what came of questions whose clients had no answer
+
+
+OF_CLIENTS = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage WHERE function = ''"
+OF_FUNCTIONS = "SELECT function, output_tokens, cpu_us FROM usage WHERE function <> ''"
+
+
+def records(asked: LiteralString, folder: Path, database: Postgres | None) -> list[Any]:
+    """Return what the ledger has."""
     if database is not None:
         with psycopg.connect(database.url) as asking:
             return asking.execute(asked).fetchall()
@@ -161,8 +222,26 @@ def judge(rows: list[Any], clients: Clients) -> dict[str, Any]:
     }
 
 
+def judge_functions(rows: list[Any], clients: FunctionClients) -> dict[str, Any]:
+    """Compare what the ledger has of the function's questions with what it was told."""
+    in_ledger = [tokens for _, tokens, cpu_us in rows if not cpu_us]
+    return {
+        "function_calls": clients.num_asked,
+        "function_answers": len(clients.received),
+        "function_records": len(in_ledger),
+        "function_tokens_received": sum(clients.received),
+        "function_tokens_in_the_ledger": sum(in_ledger),
+        "function_cpu_s": sum(cpu_us for *_, cpu_us in rows) / 1e6,
+        "function_answers_without_their_record": sorted((Counter(clients.received) - Counter(in_ledger)).elements()),
+        "function_records_nobody_asked_for": max(0, len(in_ledger) - clients.num_asked),
+        "function_records_beyond_what_was_asked_for": [tokens for tokens in in_ledger if tokens > MAX_TOKENS],
+        "functions_of_another_name": [name for name, *_ in rows if name != FUNCTION],
+    }
+
+
 FAULTS = ("twice", "fewer_than_received", "more_than_made", "unequal_though_read_to_the_end", "without_their_prompt",
-          "without_their_device_time", "nobodys")  # fmt: skip
+          "without_their_device_time", "nobodys", "function_answers_without_their_record", "function_records_nobody_asked_for",
+          "function_records_beyond_what_was_asked_for", "functions_of_another_name")  # fmt: skip
 
 
 def measure(kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = False) -> dict[str, Any]:
@@ -174,16 +253,24 @@ def measure(kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = 
         if database is not None:
             settings += f'store = "{database.url}"\n'
         environment = {"PILOTLIGHT_HOP_SECRET": SECRET}
-        with LocalNetwork(num_sites=2, network_settings=settings, environment=environment) as network:
+        code = Path(folder) / FUNCTION
+        code.mkdir()
+        (code / "entry.py").write_text(SOURCE)
+        (code / "wrangler.toml").write_text(MANIFEST)
+        serving = f'\n[functions]\nserve = [{{ name = "{FUNCTION}", path = "{code}" }}]\n'
+        with LocalNetwork(
+            num_sites=2, network_settings=settings, site_settings=serving, environment=environment
+        ) as network:
             started = time.monotonic()
-            clients = asyncio.run(disturb(network, kills, num_clients, random.Random(seed), database))
+            clients, functions = asyncio.run(disturb(network, kills, num_clients, random.Random(seed), database))
             took_s = time.monotonic() - started
         return {
             "kills": kills,
             "clients": num_clients,
             "store": "PostgreSQL" if in_postgres else "SQLite",
             "took_s": round(took_s, 1),
-            **judge(records(Path(folder), database), clients),
+            **judge(records(OF_CLIENTS, Path(folder), database), clients),
+            **judge_functions(records(OF_FUNCTIONS, Path(folder), database), functions),
         }
 
 

@@ -19,6 +19,7 @@ COUNTS = {
     "drafted_tokens": "drafted",
     "accepted_tokens": "accepted",
     "device_s": "device s",
+    "cpu_s": "function cpu s",
     "bytes_in": "bytes in",
     "bytes_out": "bytes out",
 }

@@ -31,6 +31,10 @@ class ModelRegistry:
         base, _, adapter = name.rpartition(SEPARATOR)
         return self._names.get(base) if is_name(adapter) else None
 
+    def adapter_in(self, name: str) -> str:
+        """Return the adapter's name behind a model's; empty: there is none."""
+        return "" if name in self._names or self.resolve(name) is None else name.rpartition(SEPARATOR)[2]
+
     def info(self, name: str) -> ModelInfo | None:
         return self._states[name].info
 

@@ -3,9 +3,15 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from wire.usage import ResourceUse
+
 
 class EventStream(Protocol):
     """Server-sent events. Closing it, at any time, aborts the generation."""
+
+    @property
+    def use(self) -> ResourceUse:
+        """What has been used for all that it has given so far, at least."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -19,6 +25,7 @@ class InferenceResponse(NamedTuple):
     headers: list[tuple[str, str]]
     body: bytes = b""  # JSON: the result, or Workers AI's envelope of errors where the status is 400 or above
     events: EventStream | None = None  # in place of a body
+    use: ResourceUse = ResourceUse()  # of a body
 
 
 class Inference(Protocol):
@@ -28,6 +35,9 @@ class Inference(Protocol):
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         """Answer `inputs`, a JSON object, for the tenant of this account (and of the key in `headers`, if any). Cancelling it aborts the generation.
         Refusals are responses too."""
+
+    def own_names(self, model: str) -> tuple[str, str]:
+        """Return a model's own name, and the name of the adapter that was asked for behind it; empty: none was."""
 
     def models(self, search: str) -> list[dict[str, Any]]:
         """The cards of all models whose name contains `search`."""

@@ -19,6 +19,7 @@ from runtime.functions.bindings.binding import BindingError, Services
 from runtime.functions.bindings.owners import Owners
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.secret_store import SecretError, SecretStore
+from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import Failure
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.deployed import DeployedFunctions
@@ -40,14 +41,20 @@ class ServedFunctions:
     """The functions that a site serves; use as `async with`."""
 
     def __init__(
-        self, config: FunctionsConfig, state_dir: Path, inference: Inference, own_ports: Callable[[], list[int]]
+        self,
+        config: FunctionsConfig,
+        state_dir: Path,
+        inference: Inference,
+        own_ports: Callable[[], list[int]],
+        site: str,
     ) -> None:
         """`inference` answers AI bindings; no function may connect to this machine's `own_ports`. Raises ManifestError."""
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
+        self.usage: FunctionUsage | None = None  # while it serves
         self._inference = inference
-        self._state_dir = state_dir
+        self._state_dir, self._site = state_dir, site
         self._services = Services()
         self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
@@ -61,14 +68,20 @@ class ServedFunctions:
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            on_cpu=self._computed,
             open_bindings=lambda manifest, functions: FunctionBindings.open(
                 state_dir, self._services, manifest, functions
             ),
         )
 
     async def __aenter__(self) -> "ServedFunctions":
-        self._services = Services(inference=self._inference, r2=r2_stores(self.config))
-        await self.functions.__aenter__()
+        self.usage = FunctionUsage(self._state_dir, self._site, self._account_of)
+        self._services = Services(inference=self._inference, r2=r2_stores(self.config), usage=self.usage)
+        try:
+            await self.functions.__aenter__()
+        except BaseException:
+            self.usage.close()
+            raise
         try:
             if self.config.deployments is not None:
                 secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
@@ -96,6 +109,16 @@ class ServedFunctions:
             await self.deployed.__aexit__(kind, error, trace)
         await self.functions.__aexit__(kind, error, trace)
         await self._services.databases.close()
+        if self.usage is not None:
+            self.usage.close()
+
+    def _computed(self, function: str, cpu_s: float) -> None:
+        if self.usage is not None:
+            self.usage.computed(function, cpu_s)
+
+    def _account_of(self, function: str) -> str:
+        loader = function.partition("+")[0]  # of a dynamic worker
+        return "" if self.deployed is None else self.deployed.account_of(loader)
 
     def add(
         self,

@@ -8,15 +8,23 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 
-from starlette.routing import BaseRoute
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
+from runtime.connection import json_response, read_json
 from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
+from runtime.middleware import GENUINE_HOP
 from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
+from wire.usage_records import USAGE_PATH, UsageAsked
+
+MAX_BODY = 256 << 10
 
 
 class FunctionsService:
@@ -31,7 +39,7 @@ class FunctionsService:
         hop_secret: str | None,
     ) -> None:
         """Raises ManifestError."""
-        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports)
+        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name)
         self._admission = admission
         self._site = config.name
         self._hop_secret = hop_secret
@@ -50,7 +58,17 @@ class FunctionsService:
         return [
             *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
+            Route(USAGE_PATH, self.usage, methods=["POST"]),
         ]
+
+    async def usage(self, request: Request) -> Response:
+        """Hand a router's ledger what functions have used. Raises ApiError."""
+        if not request.scope.get(GENUINE_HOP, False) or self.served.usage is None:
+            raise ApiError(
+                "forbidden", "what functions have used is told to routers that share a secret with this site"
+            )
+        asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not what a router asks for")
+        return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self) -> bytes:
         """Return none: a site alone serves each function as it lies there."""

@@ -1,8 +1,6 @@
 """Routes for operators and routers: /livez, /readyz, /metrics, /status, and names that other engines have for them."""
 
 import time
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import orjson
@@ -14,7 +12,7 @@ from starlette.routing import Route
 from dialects.openapi import document, page
 from runtime.connection import json_response
 from runtime.digest_editions import DigestEditions
-from runtime.site import Site
+from runtime.site import Site, own_version
 from wire.status import Place, SiteStatus, encode_status
 
 if TYPE_CHECKING:
@@ -47,13 +45,13 @@ class Health:
         return json_response(b'{"status":"ready"}')
 
     async def version(self, request: Request) -> Response:
-        return json_response(orjson.dumps({"version": _version()}))
+        return json_response(orjson.dumps({"version": own_version()}))
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(document(_version()))
+        return json_response(document(own_version()))
 
     async def docs(self, request: Request) -> Response:
-        return HTMLResponse(page(_version()))
+        return HTMLResponse(page(own_version()))
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._site.metrics.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
@@ -70,7 +68,7 @@ class Health:
         published = site.generator.traffic.published
         return SiteStatus(
             site=config.name,
-            version=_version(),
+            version=own_version(),
             place=Place(config.place.city, config.place.latitude, config.place.longitude),
             sequence=self._sequence,
             ready=not site.why_not_ready(),
@@ -84,11 +82,3 @@ class Health:
             finetunes=None if site.finetunes is None else site.finetunes.state,
             lenders=() if site.models.lenders is None else site.models.lenders.statuses(),
         )
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("pilotlight")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "0"

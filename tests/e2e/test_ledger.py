@@ -8,4 +8,5 @@ def test_the_ledger_is_right_when_processes_are_killed() -> None:
     assert {fault: results[fault] for fault in FAULTS if results[fault]} == {}
     assert results["read_to_the_end"] > 10
     assert 0 < results["device_s"] <= 2 * results["took_s"], "two sites, each with a device"
+    assert results["function_tokens_in_the_ledger"] >= results["function_tokens_received"] > 0
     assert results["tokens_in_the_ledger"] >= results["tokens_received"] > 0

@@ -15,7 +15,6 @@ import pytest
 from edge_router.app import build_app
 from edge_router.durable import DurableStreams
 from edge_router.journal import AnswerBegun, Journals, StreamEnded, StreamStopped, TakenOver, Told
-from edge_router.ledger.records import MeteredRequest, UsageRecord
 from sites.config import ConfigError
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock, network
@@ -34,6 +33,7 @@ from tests.edge_router.test_durable import ALICE, ASKED, BOB, DURABLE, data, eve
 from tests.edge_router.test_serve import network_file, process, ready
 from wire.continuation import ResumePoint
 from wire.usage import ResourceUse
+from wire.usage_records import MeteredRequest, UsageRecord
 
 SECRET = "sixteen bytes long"
 NAME = "0123456789abcdef" * 2

@@ -78,7 +78,7 @@ def used(output: int, **more: Any) -> dict[str, Any]:
     return {
         "account": "acme", "model": "ember", "requests": 1, "prompt_tokens": PROMPT_TOKENS, "cached_tokens": CACHED_TOKENS,
         "output_tokens": output, "reasoning_tokens": 0, "drafted_tokens": 2 * output,
-        "accepted_tokens": output, "device_s": output / 1000, "cost": f"0.{cost:09d}", **more,
+        "accepted_tokens": output, "device_s": output / 1000, "cpu_s": 0.0, "cost": f"0.{cost:09d}", **more,
     }  # fmt: skip
 
 

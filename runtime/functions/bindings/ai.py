@@ -7,7 +7,7 @@ own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -15,9 +15,14 @@ import orjson
 from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from runtime.functions.bindings.place import name_of
+from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import StreamingReply
-from runtime.functions.inference import InferenceResponse
+from runtime.functions.inference import EventStream, InferenceResponse
+from wire.errors import ApiError
 from wire.headers import forwardable
+from wire.meters import Meter
+from wire.usage import ResourceUse
+from wire.usage_records import Outcome
 
 CAPACITY = 3040  # Workers AI's code for "no room"
 NO_MODEL = 5007  # its code for a name that no model has
@@ -56,6 +61,7 @@ class AI(Binding):
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
+        self._function, self._usage = services.function, services.usage
         self._sleep = sleep
         self._batches = batches
         if batches is not None:
@@ -79,7 +85,7 @@ class AI(Binding):
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
         headers = dict(forwardable(request.extra_headers.items()))
-        response = await self._admitted(request.model, _encoded(request.inputs), headers, not request.reject_if_busy)
+        response = await self._counted(request.model, request.inputs, headers, not request.reject_if_busy)
         value = {"status": response.status, "headers": response.headers}
         if response.events is not None:
             return StreamingReply(value, response.events)
@@ -113,6 +119,33 @@ class AI(Binding):
         if self._batches is not None:
             await self._batches.close()
 
+    async def _counted(
+        self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
+    ) -> InferenceResponse:
+        """Run a model, and count what it uses before the function has it. Raises BindingError."""
+        body = _encoded(inputs)
+        if self._usage is None:
+            return await self._admitted(model, body, headers, waits)
+        name, adapter = self._inference.own_names(model)
+        lora = inputs.get("lora")
+        try:
+            meter = self._usage.begin(self._function, name, lora if isinstance(lora, str) else adapter, len(body))
+        except ApiError as error:
+            raise _refusal(BUSY_STATUS, CAPACITY, error.message) from None
+        response, outcome = None, cast("Outcome", "cut")
+        try:
+            response = await self._admitted(model, body, headers, waits)
+            if meter is not None and response.events is not None:
+                return response._replace(events=CountedEvents(response.events, meter, self._usage))
+            if meter is not None:
+                meter.count(response.use)
+                meter.sends(len(response.body))
+            outcome = "complete"
+            return response
+        finally:
+            if response is None or response.events is None:
+                self._usage.end(meter, outcome)
+
     async def _admitted(self, model: str, body: bytes, headers: dict[str, str], waits: bool) -> InferenceResponse:
         """Run a model; by default the call waits for room, as on the platform."""
         waited_s, pause_s = 0.0, FIRST_PAUSE_S
@@ -126,9 +159,46 @@ class AI(Binding):
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
         """Answer one request of a batch: whether it succeeded, and its result or error in JSON. Waits for room without an end."""
         while True:
-            response = await self._admitted(model, _encoded(inputs), {}, True)
+            response = await self._counted(model, inputs, {}, True)
             if response.status != BUSY_STATUS:
                 return response.status < 400, response.body
+
+
+class CountedEvents:
+    """A model's events for a function, each counted before it is passed on."""
+
+    def __init__(self, events: EventStream, meter: Meter, usage: FunctionUsage) -> None:
+        self._events, self._meter, self._usage = events, meter, usage
+        self._has_ended = False
+
+    @property
+    def use(self) -> ResourceUse:
+        return self._events.use
+
+    def __aiter__(self) -> "CountedEvents":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await anext(self._events)
+        except StopAsyncIteration:
+            self._end("complete")
+            raise
+        self._meter.count(self._events.use)
+        self._meter.sends(len(chunk))
+        return chunk
+
+    async def aclose(self) -> None:
+        try:
+            await self._events.aclose()
+        finally:
+            self._end("cut")
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._meter.count(self._events.use)  # what was generated and not read
+            self._usage.end(self._meter, outcome)
 
 
 def _encoded(inputs: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from runtime.functions.bindings.database import Databases
 from runtime.functions.bindings.s3 import S3Place
+from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import Failure
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import Manifest
@@ -101,6 +102,7 @@ class Services:
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
+    usage: FunctionUsage | None = None  # where what functions use is counted
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket

@@ -96,6 +96,11 @@ class DeployedFunctions:
                 raise
             return other  # a version that cannot be had here is no reason to answer nothing
 
+    def account_of(self, name: str) -> str:
+        """Return whose function it is; empty: the network's own, or not deployed."""
+        deployment = self._known.get(name)
+        return "" if deployment is None or name in self._taken else deployment.account
+
     async def tried(self, name: str, version: Version) -> Tried:
         """Fetch, start and health-check a version before it has any traffic."""
         if name in self._taken:

@@ -107,6 +107,7 @@ class IsolateHandle:
         def numbered(id: int) -> frames.Request:
             ids.append(id)
             self.work.begin(id)
+            self._subrequests.begin(id)
             return frame(id)
 
         try:

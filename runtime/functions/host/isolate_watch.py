@@ -27,6 +27,15 @@ class IsolateWatch:
         self._looked_at = 0.0
 
     @property
+    def total_s(self) -> float:
+        """Processor time of its whole life, at the last look."""
+        return self._meter.total_s
+
+    def last_look(self) -> None:
+        """Look before it is ended: afterwards nobody can."""
+        self._spent()
+
+    @property
     def is_spent(self) -> bool:
         """Tell whether it has computed for so long that it is to be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s

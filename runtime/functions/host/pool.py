@@ -51,6 +51,8 @@ class FunctionPool:
         self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
         self.waiters = Waiters(manifest.name, limits.max_waiting)
         self._not_imported: Fault | None = None  # what came of the last try
+        self._gone_cpu_s = 0.0  # of isolates that are gone
+        self._told_cpu_s = 0.0
         self._notify = context.notify
         self._packages = Packages(manifest, layers, packages)
         self._factory = IsolateFactory(manifest, limits, context, self._packages, on_subrequest, self.reports)
@@ -110,6 +112,12 @@ class FunctionPool:
                 isolate.watch_idle()
         self._factory.enforce_disk(self.isolates)
         return is_busy
+
+    def spent_cpu_s(self) -> float:
+        """Return the processor time of its isolates since this was asked last."""
+        total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.isolates)
+        spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
+        return spent_s
 
     async def prepare(self) -> None:
         """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
@@ -230,8 +238,13 @@ class FunctionPool:
 
     def _retire(self, isolate: IsolateHandle) -> None:
         if isolate in self.isolates:
-            self.isolates.remove(isolate)
+            self._remove(isolate)
             self._keep(isolate.close())
+
+    def _remove(self, isolate: IsolateHandle) -> None:
+        isolate.watcher.last_look()
+        self._gone_cpu_s += isolate.watcher.total_s
+        self.isolates.remove(isolate)
 
     async def _attend(self, isolate: IsolateHandle) -> None:
         """Wait until the isolate is gone by itself, and clean up."""
@@ -240,7 +253,7 @@ class FunctionPool:
             if not isolate.is_tainted:  # which has been counted
                 now = asyncio.get_running_loop().time()
                 self.restarts.ended_badly(now, had_answered=isolate.has_answered)
-            self.isolates.remove(isolate)
+            self._remove(isolate)
             await isolate.close()
         self.waiters.notify()
 

@@ -6,7 +6,7 @@ Use as `async with`. What their processes are made from is process_supply.py's.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -73,13 +73,17 @@ class SiteFunctions:
         open_bindings: Opener | None = None,
         zygotes_mib: int = 1024,
         layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
+        on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
     ) -> None:
+        """`on_cpu` hears of the processor time that functions use."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
+        self.trace: Callable[[str, str], AbstractContextManager[object]] = lambda function, trigger: nullcontext()
         self._bindings: dict[str, OpenBindings] = {}
         self._open_bindings = open_bindings
+        self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
@@ -181,7 +185,9 @@ class SiteFunctions:
         def frame(id: int) -> frames.FetchEvent:
             return frames.FetchEvent(id, method, url, headers, whole, stream is not None, entrypoint, further)
 
-        result = await self._pool(function).ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
+        pool = self._pool(function)
+        with self.trace(pool.manifest.name, "http"):
+            result = await pool.ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
@@ -213,18 +219,24 @@ class SiteFunctions:
         def frame(id: int) -> frames.RpcEvent:
             return frames.RpcEvent(id, entrypoint, method, args, kwargs, options=dict(options or {}))
 
-        return await self._pool(function).ask(frame, is_pinned="object" in (options or {}))
+        pool = self._pool(function)
+        with self.trace(pool.manifest.name, "other"):
+            return await pool.ask(frame, is_pinned="object" in (options or {}))
 
     async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
         """Deliver a batch. Returns which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
-        result = await self._pool(function).ask(lambda id: frames.QueueEvent(id, queue, messages))
+        pool = self._pool(function)
+        with self.trace(pool.manifest.name, "pubsub"):
+            result = await pool.ask(lambda id: frames.QueueEvent(id, queue, messages))
         value = result.value
         if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
             raise Failure("the consumer gave back nonsense", code="wrong_type")
         return value
 
     async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None:
-        await self._pool(function).ask(lambda id: frames.ScheduledEvent(id, cron, scheduled_time_ms))
+        pool = self._pool(function)
+        with self.trace(pool.manifest.name, "timer"):
+            await pool.ask(lambda id: frames.ScheduledEvent(id, cron, scheduled_time_ms))
 
     def _pool(self, function: str) -> FunctionPool:
         pool = self.pools.get(self.names.get(function, function))
@@ -259,6 +271,7 @@ class SiteFunctions:
             is_busy = False
             for pool in tuple(self.pools.values()):
                 is_busy = pool.watch() or is_busy
+                self._tell_cpu(pool)
             self._zygote_budget.trim(self.pools.values())
             if not is_busy:
                 self._requested.clear()
@@ -266,6 +279,10 @@ class SiteFunctions:
                     async with asyncio.timeout(IDLE_S):
                         await self._requested.wait()
             await asyncio.sleep(WATCH_S)
+
+    def _tell_cpu(self, pool: FunctionPool) -> None:
+        if spent_s := pool.spent_cpu_s():
+            self._on_cpu(pool.manifest.name, spent_s)
 
     async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
         loop = asyncio.get_running_loop()
@@ -276,6 +293,7 @@ class SiteFunctions:
                 await asyncio.sleep(WATCH_S)
         finally:
             await pool.close()
+            self._tell_cpu(pool)
             if bindings is not None:
                 await bindings.close()
 
@@ -287,6 +305,7 @@ class SiteFunctions:
         while self.pools:
             name, pool = self.pools.popitem()
             await pool.close()
+            self._tell_cpu(pool)
             if (bindings := self._bindings.pop(name, None)) is not None:
                 await bindings.close()  # which may end functions that it has loaded
         await asyncio.gather(*tuple(self._tasks), return_exceptions=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from runtime.functions.channel import Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.isolate_work import IsolateWork
+from wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # the request of what belongs to none
 OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
@@ -30,11 +31,14 @@ class Subrequests:
         self._limit = limit
         self._work = work
         self._counts: dict[int, int] = {}  # by request
+        self._parents: dict[int, Parent] = {}  # of spans, by request; none where nothing is traced
         self._outside_since = 0.0
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
         """Answer a subrequest. Raises Failure."""
-        self._count(getattr(frame, "within", OUTSIDE))
+        within = getattr(frame, "within", OUTSIDE)
+        self._count(within)
+        CURRENT.set(self._parents.get(within, {}))  # each is answered in a task of its own
         answer = await self._handler(frame, body)
         if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
             return answer
@@ -45,9 +49,15 @@ class Subrequests:
         self._count(wanted.within)
         return await self._handler(wanted, None)
 
+    def begin(self, id: int) -> None:
+        """Note whose work a request's subrequests are a part of."""
+        if parent := CURRENT.get():
+            self._parents[id] = parent
+
     def forget(self, ids: list[int]) -> None:
         for id in ids:
             self._counts.pop(id, None)
+            self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
         if within not in self._work.requests:  # what works on behind its response, and what only says so

@@ -17,8 +17,8 @@ import pytest
 
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
-from edge_router.quotas.daily import DailyQuotas
 from edge_router.ledger.store import UsageStoreError
+from edge_router.quotas.daily import DailyQuotas
 from edge_router.request import Head, RequestParser
 from load_tests.postgres import Postgres
 from sites.config import ConfigError

@@ -7,20 +7,28 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from edge_router.ledger.records import MeteredRequest, UsageRecord
 from edge_router.ledger.sqlite_store import SqliteStore
 from edge_router.ledger.store import UsageQuery
 from load_tests.postgres import Postgres
 from tests.edge_router.ledger.conftest import Place, empty
 from wire.usage import ResourceUse
+from wire.usage_records import MeteredRequest, UsageRecord
 
 DAY_S = 86_400.0
 
 
 def record(i: int, **more: str) -> UsageRecord:
-    named = {"account": f"a{i % 2}", "model": f"m{i % 3}", "adapter": "french" if i % 4 == 0 else "", **more}
+    named = {
+        "account": f"a{i % 2}",
+        "model": f"m{i % 3}",
+        "adapter": "french" if i % 4 == 0 else "",
+        "function": "f" if i % 3 == 0 else "",
+        **more,
+    }
     request = MeteredRequest(str(i), "r", key="k", started_s=i * DAY_S / 4, bytes_in=100 + i, **named)
-    return UsageRecord(request, "ams1", i * DAY_S, "complete", ResourceUse(i, 0, 2 * i, 1, 3, 2, 10**12), 1000 + i, i)
+    return UsageRecord(
+        request, "ams1", i * DAY_S, "complete", ResourceUse(i, 0, 2 * i, 1, 3, 2, 10**12), 1000 + i, i, 7
+    )
 
 
 def test_sums_by_any_group_are_those_of_the_records(place: Place) -> None:
@@ -33,6 +41,7 @@ def test_sums_by_any_group_are_those_of_the_records(place: Place) -> None:
         (("account",), 2),
         (("account", "model"), 6),
         (("adapter",), 2),
+        (("function",), 2),
         (("day",), 3),
         (("key", "site", "outcome"), 1),
     ):
@@ -41,7 +50,7 @@ def test_sums_by_any_group_are_those_of_the_records(place: Place) -> None:
         sums = {name: sum(row[name] for row in found) for name in found[0] if name not in by}
         assert sums == {
             "requests": 12, "prompt_tokens": 66, "cached_tokens": 0, "output_tokens": 132, "reasoning_tokens": 12, "drafted_tokens": 36,
-            "accepted_tokens": 24, "device_us": 12 * 10**12, "bytes_in": 1266, "bytes_out": 12_066, "cost": 66,
+            "accepted_tokens": 24, "device_us": 12 * 10**12, "bytes_in": 1266, "bytes_out": 12_066, "cpu_us": 84, "cost": 66,
         }  # fmt: skip
         assert all(type(value) is int for row in found for name, value in row.items() if name not in by)
     (one,) = store.usage(UsageQuery(DAY_S, 2 * DAY_S, ("day",), "a0"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_router.ledger.meters import MAGIC_1, REQUEST_AT, SLOT_BYTES, MeterFile, MetersError
-from edge_router.ledger.records import MeteredRequest
+from wire.meters import MAGIC_1, REQUEST_AT, SLOT_BYTES, MeterFile, MetersError
 from wire.usage import ResourceUse
+from wire.usage_records import MeteredRequest
 
 USE = ResourceUse(2**40, 5, 70_000, 3, 9, 4, 2**41)
 
@@ -25,8 +25,8 @@ def request(name: str = "1", **more: str) -> MeteredRequest:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edge_router.ledger.meters import MeterFile
-from edge_router.ledger.records import MeteredRequest
+from wire.meters import MeterFile
+from wire.usage_records import MeteredRequest
 from wire.usage import ResourceUse
 meters = MeterFile(Path(sys.argv[1]), 16)
 for name in ("open", "ended", "none"):

@@ -15,8 +15,8 @@ from typing import get_args
 
 import msgspec
 
-from edge_router.ledger.records import MeteredRequest, Outcome, UsageRecord
 from wire.usage import ResourceUse
+from wire.usage_records import MeteredRequest, Outcome, UsageRecord
 
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the place of the first slot
@@ -32,7 +32,7 @@ REQUEST_AT = SITE_AT + SITE_BYTES
 WORD = 8
 MORE_AT = SLOT_BYTES - 8 * WORD
 _STATE, _PROMPT, _CACHED, _OUTPUT, _REASONING, _ENDED_US, _LENGTH = range(7)
-_DRAFTED, _ACCEPTED, _DEVICE_US, _BYTES_OUT = range(MORE_AT // WORD, MORE_AT // WORD + 4)
+_DRAFTED, _ACCEPTED, _DEVICE_US, _BYTES_OUT, _CPU_US = range(MORE_AT // WORD, MORE_AT // WORD + 5)
 
 
 class MetersError(Exception):
@@ -76,7 +76,7 @@ class MeterFile:
         number = self._free.pop()
         start, base = number * SLOT_BYTES, _base(number)
         words = self._words
-        for word in (*range(_PROMPT, _LENGTH), *range(_DRAFTED, _BYTES_OUT + 1)):
+        for word in (*range(_PROMPT, _LENGTH), *range(_DRAFTED, _CPU_US + 1)):
             words[base + word] = 0
         self._map[start + SITE_AT : start + REQUEST_AT] = bytes(SITE_BYTES)
         self._map[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
@@ -91,6 +91,9 @@ class MeterFile:
 
     def set_bytes_out(self, number: int, bytes_out: int) -> None:
         self._words[_base(number) + _BYTES_OUT] = bytes_out
+
+    def set_cpu(self, number: int, cpu_us: int) -> None:
+        self._words[_base(number) + _CPU_US] = cpu_us
 
     def set_site(self, number: int, site: str) -> None:
         start = number * SLOT_BYTES + SITE_AT
@@ -118,13 +121,13 @@ class MeterFile:
             if request is None:  # it was being written when the machine lost its power: nothing had been sent
                 self.free(number)
                 continue
-            more = [0] * 4 if length > _MOST else self._words[base + _DRAFTED : base + _BYTES_OUT + 1].tolist()
+            more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()
             use = ResourceUse(*self._words[base + _PROMPT : base + _ENDED_US], *more[:3])
             site = self._map[start + SITE_AT : start + REQUEST_AT].rstrip(b"\0").decode(errors="replace")
             has_ended = OPEN < state <= OPEN + len(OUTCOMES)
             outcome = OUTCOMES[state - OPEN - 1] if has_ended else "recovered"
             ended_s = self._words[base + _ENDED_US] / 1e6 if has_ended else request.started_s
-            yield number, UsageRecord(request, site, ended_s, outcome, use, more[3])
+            yield number, UsageRecord(request, site, ended_s, outcome, use, more[3], cpu_us=more[4])
 
     def _become_newest(self) -> None:
         """Bring a file of version 1 up to date, or one whose first slot was never written."""
@@ -143,7 +146,7 @@ class MeterFile:
 class Meter:
     """One request's slot."""
 
-    __slots__ = ("_file", "bytes_out", "number", "request", "site", "use")
+    __slots__ = ("_file", "bytes_out", "cpu_us", "number", "request", "site", "use")
 
     def __init__(self, file: MeterFile, number: int, request: MeteredRequest) -> None:
         self.number = number
@@ -151,6 +154,7 @@ class Meter:
         self.site = ""
         self.use = ResourceUse()
         self.bytes_out = 0  # of the answer's body
+        self.cpu_us = 0  # of a function's processes
         self._file = file
 
     def count(self, use: ResourceUse) -> None:
@@ -161,6 +165,10 @@ class Meter:
     def sends(self, num_bytes: int) -> None:
         self.bytes_out += num_bytes
         self._file.set_bytes_out(self.number, self.bytes_out)
+
+    def computes(self, cpu_us: int) -> None:
+        self.cpu_us += cpu_us
+        self._file.set_cpu(self.number, self.cpu_us)
 
     def answered_by(self, site: str) -> None:
         if site != self.site:

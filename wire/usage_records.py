@@ -1,4 +1,4 @@
-"""What the ledger keeps of a request: what is known when it begins, and what it came to."""
+"""What the ledger keeps of a request: what is known when it begins, and what it came to; and how a router gets what functions have used at a site."""
 
 from typing import Literal
 
@@ -22,6 +22,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     part: str = ""  # of the journal that keeps the answer of a durable stream
     adapter: str = ""
     bytes_in: int = 0  # of its body
+    function: str = ""  # that has asked inside its site, or that has computed
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -32,3 +33,20 @@ class UsageRecord(msgspec.Struct, frozen=True):
     use: ResourceUse
     bytes_out: int = 0  # of the answer's body, as it was sent
     cost: int | None = None  # in billionths of the currency; None: there was no price
+    cpu_us: int = 0  # of a function's processes
+
+
+USAGE_PATH = "/internal/usage"
+
+
+class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Router -> site: POST USAGE_PATH."""
+
+    ledger: str  # the router's, for which a site keeps what it has handed to it
+    written: tuple[str, ...] = ()  # ids of records that are in it by now
+
+
+class UsageTold(msgspec.Struct, frozen=True):
+    """Site -> router: records that the ledger does not have, as far as the site knows. More may follow when these are written."""
+
+    records: tuple[UsageRecord, ...]

@@ -1,0 +1,84 @@
+"""Spans for a collector that speaks OTLP over HTTP: how a process of ours makes and sends them, and whose work the work at hand is a part of.
+
+A span's place in its trace is named by headers (W3C Trace Context: `traceparent`, `tracestate`), between processes and within one. The SDK is
+imported here and nowhere else, so that a process without a collector does not load it. Spans are sent from a thread of the SDK's, in batches; what a
+collector does not take is dropped.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+SEND_TIMEOUT_S = 2.0  # for a batch, and so for the last one when the process stops
+PARENT_HEADERS = ("traceparent", "tracestate")
+
+Parent = Mapping[str, str]  # by PARENT_HEADERS
+Kind = Literal["server", "client", "internal"]
+Attributes = Mapping[str, str | int | float]
+
+CURRENT: ContextVar[Parent] = ContextVar("parent of spans", default=MappingProxyType({}))
+
+
+class Spans:
+    """One for a process."""
+
+    def __init__(self, collector: str, service: str, version: str, **named: str) -> None:
+        """`collector`: its URL, to which OTLP's path is added where it has none; `named`: what spans tell of where they come from. Raises
+        ImportError."""
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        url = collector if collector.count("/") > 2 else f"{collector}/v1/traces"
+        resource = {"service.name": service, "service.version": version}
+        resource |= {f"pilotlight.{name}": value for name, value in named.items()}
+        self._provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=SEND_TIMEOUT_S)))
+        self._tracer = self._provider.get_tracer(service, version)
+        self._propagator = TraceContextTextMapPropagator()
+        self._trace = trace
+        self._kinds = {
+            "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT, "internal": trace.SpanKind.INTERNAL,
+        }  # fmt: skip
+
+    def start(
+        self, name: str, parent: Parent, kind: Kind, attributes: Attributes, start_ns: int | None = None
+    ) -> "Span":
+        """`start_ns`: since the epoch; None: now."""
+        context = self._propagator.extract(dict(parent))
+        return self._tracer.start_span(name, context, self._kinds[kind], dict(attributes), start_time=start_ns)
+
+    def as_parent(self, span: "Span") -> dict[str, str]:
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, self._trace.set_span_in_context(span))
+        return headers
+
+    @contextmanager
+    def within(self, name: str, parent: Parent, kind: Kind, attributes: Attributes) -> Iterator["Span"]:
+        """Open a span of which all work in this scope is a part."""
+        span = self.start(name, parent, kind, attributes)
+        token = CURRENT.set(self.as_parent(span))
+        try:
+            yield span
+        except BaseException as error:
+            self.fail(span, getattr(error, "word", type(error).__name__))
+            raise
+        finally:
+            CURRENT.reset(token)
+            span.end()
+
+    def fail(self, span: "Span", why: str) -> None:
+        span.set_attribute("error.type", why)
+        span.set_status(self._trace.StatusCode.ERROR)
+
+    def close(self) -> None:
+        """Send what is left. Waits for the collector, so it is not for an event loop."""
+        self._provider.shutdown()
