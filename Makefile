@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -33,6 +33,9 @@ help:
 	@echo "make bench-prefill-decode   open streams beside long prompts, at one host and at two with roles (twelve minutes)"
 	@echo "make bench-routing  the routing policy beside seventeen others in simulated time, with plots (some two hours)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
+	@echo "make bench-metered  what keys, limits, quotas and the ledger add to a request, beside LiteLLM's proxy (make peers)"
+	@echo "make bench-shared-quotas  three routers under abuse: do they keep to an account's limits together, and go on without their store?"
+	@echo "make bench-account-timing  can an account tell by the time of an answer what another one has asked?"
 	@echo "make bench-faults   what clients notice of each of some forty faults (as root: lossy links and full disks too)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
@@ -126,6 +129,15 @@ bench-cache-restarts: $(DEV)
 
 bench-prefill-decode: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.prefill_decode
+
+bench-account-timing: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.account_timing
+
+bench-shared-quotas: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.shared_quotas
+
+bench-metered: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.metered --peers $(PEERS)
 
 bench-router: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.router_overhead --peers $(PEERS)

@@ -2,8 +2,8 @@
 
 A router gives requests of what it has leased and tells the store what they came to; where its lease is short, a request waits for the store's next
 answer. A lease is a LEASE_SHARE of its limit beyond what is at work, and one that is not used goes back. So accounts never get more than the limit
-but for what a router that was killed had not told, a lease at most; and they may find as much lent to each other router, for GIVEN_BACK_S. An answer
-of the store's that is lost may count a lease twice. Tokens of answers are told when they are known, as by a single router. Without its store a router
+but for what a router that was killed had leased and not told; and they may find a lease unused at each other router, for GIVEN_BACK_S. An answer of
+the store's that is lost may count a lease twice. Tokens of answers are told when they are known, as by a single router. Without its store a router
 goes on: by its own counts alone or, where the configuration refuses, by what it has leased, as long as the store keeps that for it. Refuses to know
 requests and sentences.
 """

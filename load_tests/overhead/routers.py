@@ -3,6 +3,7 @@
 Knows their command lines; refuses to know what is measured. One that is not installed is left out by name.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ KEY = "sk-overhead"  # LiteLLM's proxy refuses to be measured without one; all g
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
+METERED = "pilotlight, metered"  # with all that stands before paying clients
+SHARED = "pilotlight, shared limits"  # with limits that it shares with other routers as well
 
 
 class Running(NamedTuple):
@@ -74,16 +77,14 @@ PEERS = {
 
 
 @contextmanager
-def running(names: list[str], peers: Path) -> Iterator[list[Running]]:
-    """Run those of `names` that are installed, the trivial site first."""
+def running(names: list[str], peers: Path, quotas: str = "") -> Iterator[list[Running]]:
+    """Run those of `names` that are installed, the trivial site first. `quotas`: the database of shared limits."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-overhead-")))
-        (port,) = free_ports(1)
-        site = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "load_tests.overhead.trivial_site", str(port)]
-        started = [stack.enter_context(_process(NOBODY, command, site, folder, ""))]
+        started = [stack.enter_context(trivial_site(folder))]
+        site = started[0].url
         for name in names:
-            if (found := _command(name, peers, site, folder)) is None:
+            if (found := _command(name, peers, site, folder, quotas)) is None:
                 print(f"{name} is left out: {peers / name} has no such environment (make peers)", file=sys.stderr)
                 continue
             command, port, version = found
@@ -91,14 +92,49 @@ def running(names: list[str], peers: Path) -> Iterator[list[Running]]:
         yield started
 
 
-def _command(name: str, peers: Path, site: str, folder: Path) -> tuple[list[str], int, str] | None:
+@contextmanager
+def trivial_site(folder: Path) -> Iterator[Running]:
     (port,) = free_ports(1)
-    if name == OURS:
-        return (
-            [sys.executable, "-m", "edge_router.serve", str(_network_file(folder, site)), "--port", str(port)],
-            port,
-            "",
-        )
+    command = [sys.executable, "-m", "load_tests.overhead.trivial_site", str(port)]
+    with _process(NOBODY, command, f"http://127.0.0.1:{port}", folder, "") as site:
+        yield site
+
+
+@contextmanager
+def paced_site(folder: Path) -> Iterator[Running]:
+    """Run a real site whose engine computes nothing."""
+    (port,) = free_ports(1)
+    file = folder / "site.toml"
+    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
+    file.write_text(
+        f'name = "{NAME}"\nplace = {place}\n[listen]\nport = {port}\n[[models]]\nname = "{MODEL}"\nsource = "embedded:ember"\n'
+    )
+    command = [sys.executable, "-m", "load_tests.overhead.paced_site", str(file)]
+    with _process("paced site", command, f"http://127.0.0.1:{port}", folder, "") as site:
+        yield site
+
+
+@contextmanager
+def our_router(name: str, folder: Path, site: str, tables: str) -> Iterator[Running]:
+    """Run a router of ours. `tables`: TOML behind [door]; KEY must be let in."""
+    (port,) = free_ports(1)
+    with _process(name, _our_command(port, folder, site, tables), f"http://127.0.0.1:{port}", folder, "") as router:
+        yield router
+
+
+def _our_command(port: int, folder: Path, site: str, tables: str) -> list[str]:
+    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
+    listed = f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n'
+    file = folder / f"{port}.toml"
+    file.write_text(f"{listed}{DOOR}{tables}")
+    return [sys.executable, "-m", "edge_router.serve", str(file), "--port", str(port)]
+
+
+def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tuple[list[str], int, str] | None:
+    (port,) = free_ports(1)
+    if name in (OURS, METERED, SHARED):
+        tables = "" if name == OURS else metering(folder / f"{port}", quotas if name == SHARED else "")
+        return _our_command(port, folder, site, tables), port, ""
     peer, environment = PEERS[name], peers / name
     python = environment / "bin" / "python"
     if not python.exists():
@@ -110,13 +146,13 @@ def _command(name: str, peers: Path, site: str, folder: Path) -> tuple[list[str]
     return peer.command(environment, site, port, folder), port, asked.stdout.strip()
 
 
-def _network_file(folder: Path, site: str) -> Path:
-    path = folder / "network.toml"
-    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
-    path.write_text(
-        f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n{DOOR}'
-    )
-    return path
+def metering(ledger: Path, quotas: str = "") -> str:
+    """Return a key that is required, an account with every kind of limit, none of which is reached, prices, and a ledger: behind [door]."""
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    limits = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\ntokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9"
+    tables = f'require_key = true\n[[keys]]\nname = "load"\nkey_sha256 = "{digest}"\naccount = "acme"\n[[accounts]]\nname = "acme"\n{limits}\n'
+    tables += f'[ledger]\ndirectory = "{ledger}"\n[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 2.0\n'
+    return tables + (f'[quotas]\nstore = "{quotas}"\n' if quotas else "")
 
 
 @contextmanager
@@ -155,7 +191,7 @@ def _wait_until_it_answers(name: str, process: subprocess.Popen[bytes], url: str
     while True:
         try:
             with urllib.request.urlopen(asked, timeout=5) as answer:
-                if b"It is done" in answer.read():
+                if b'"choices"' in answer.read():
                     return
         except OSError as error:
             if process.poll() is not None or time.monotonic() > deadline:

@@ -37,7 +37,11 @@ async def published(make: SiteMaker, directory: Path, monkeypatch: pytest.Monkey
     """The names of a router and of a site that have both been asked something, each with its labels."""
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     objective = {"model": "*", "answered": 0.9}
-    tables = {"ledger": {"directory": str(directory / "ledger")}, "objectives": [objective]}
+    tables = {
+        "ledger": {"directory": str(directory / "ledger")},
+        "quotas": {"store": "postgresql://127.0.0.1:9/nobody"},  # is not asked, as no account has a limit
+        "objectives": [objective],
+    }
     async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
         async with running.chat() as response:
             await response.read()

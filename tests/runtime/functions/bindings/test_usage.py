@@ -176,7 +176,7 @@ async def test_a_functions_calls_are_counted_whole_streamed_and_refused(site: Si
         await ai.run("@cf/nope", ASKED)
     records = told(kept, "one")
     assert [(record.use.output, record.outcome) for record in records] == [(13, "complete"), (13, "complete")]
-    assert all(record.use.prompt and record.bytes_in and record.bytes_out for record in records)
+    assert all(record.use.prompt and record.request.bytes_in and record.bytes_out for record in records)
     assert {record.request.account for record in records} == {"acme"}
     kept.close()
 

@@ -1,0 +1,24 @@
+"""Paired differences: how likely they are by chance, and between which bounds their mean lies. Knows numbers; refuses to know what was measured."""
+
+import random
+from collections.abc import Sequence
+from statistics import fmean
+
+ROUNDS = 10_000
+
+
+def chance(differences: Sequence[float], rng: random.Random, rounds: int = ROUNDS) -> float:
+    """Return the share of random signs by which the mean is as far from zero as it is: a permutation test, two-sided."""
+    observed = abs(sum(differences))
+    beyond = 1
+    for _ in range(rounds):
+        signs = rng.getrandbits(len(differences))
+        total = sum(-value if signs >> i & 1 else value for i, value in enumerate(differences))
+        beyond += abs(total) >= observed
+    return beyond / (rounds + 1)
+
+
+def interval(differences: Sequence[float], rng: random.Random, rounds: int = ROUNDS) -> tuple[float, float]:
+    """Return the bounds between which the mean lies with 95 % confidence (percentiles of the bootstrap)."""
+    means = sorted(fmean(rng.choices(differences, k=len(differences))) for _ in range(rounds))
+    return means[round(0.025 * (rounds - 1))], means[round(0.975 * (rounds - 1))]

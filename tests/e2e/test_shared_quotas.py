@@ -1,0 +1,15 @@
+"""Three routers keep to an account's limits together, and go on without what they share. `make bench-shared-quotas` does it for longer."""
+
+import pytest
+
+from load_tests.scenarios.shared_quotas import measure
+
+
+def test_three_routers_keep_to_limits_together_and_go_on_without_their_store() -> None:
+    try:
+        results = measure(seconds=3.0)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert results["faults"] == []
+    assert min(results["minute"]["by_router"]) > 0
+    assert all(results["refusals"][name] for name in ("minute", "open", "day"))
