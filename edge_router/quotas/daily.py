@@ -151,8 +151,8 @@ class DailyQuotas:
         return tuple(parts)
 
     def _spend(self, parts: Iterable[DayPart], tokens: int, cost: int) -> None:
-        assert self._shared is not None or not parts
         for lease, _, is_money in parts:
+            assert self._shared is not None, "its parts are there"
             # One that had nothing at work may have been given back, and made anew.
             self._shared.lease(lease.key, lease.capacity, 0, lease.before).spend(cost if is_money else tokens)
 

@@ -13,6 +13,7 @@ from engine.protocol import (
     VERSION,
     Abort,
     Command,
+    FinishReason,
     Hello,
     HostReady,
     LoadModel,
@@ -71,7 +72,8 @@ class PacedEngineClient(HostClient):
         if submit.sequence_id not in self._at_work:
             return
         prompt, is_last = submit.prompt_token_ids, index + 1 == submit.sampling.max_tokens
-        reason, cached = "length" if is_last else None, 0 if index == 0 else None
+        reason: FinishReason | None = "length" if is_last else None
+        cached = 0 if index == 0 else None
         token = prompt[index % len(prompt)]
         self._step(
             TokenOutput(submit.sequence_id, (token,), finish_reason=reason, num_cached_tokens=cached, device_us=1)

@@ -90,7 +90,7 @@ async def test_a_function_gets_the_requests_span_and_its_calls_are_in_the_trace(
             with tracing.invocation("hello", "http"):
                 subrequests.begin(7)
             inputs = {"messages": CHAT["messages"]}
-            await subrequests.answer(BindingCall(1, "AI", "run", [{"model": MODEL, "inputs": inputs}], within=7), None)
+            await subrequests.answer(BindingCall(1, "AI", "run", [MODEL, inputs], within=7), None)
             assert asked["traceparent"]
             subrequests.forget([7])
         spans = named(receiver)

@@ -7,7 +7,7 @@ own), waiting for room, refusing to wait (`rejectIfBusy`), and batches that are 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import orjson
@@ -132,7 +132,8 @@ class AI(Binding):
             meter = self._usage.begin(self._function, name, lora if isinstance(lora, str) else adapter, len(body))
         except ApiError as error:
             raise _refusal(BUSY_STATUS, CAPACITY, error.message) from None
-        response, outcome = None, cast("Outcome", "cut")
+        response: InferenceResponse | None = None
+        outcome: Outcome = "cut"
         try:
             response = await self._admitted(model, body, headers, waits)
             if meter is not None and response.events is not None:
