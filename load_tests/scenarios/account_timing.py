@@ -45,7 +45,8 @@ async def ask(session: aiohttp.ClientSession, url: str, account: str, prompt: st
     body = {
         "model": "ember", "prompt": prompt, "max_tokens": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    began, first_ms, usage = time.perf_counter(), 0.0, {}
+    usage: dict[str, Any] = {}
+    began, first_ms = time.perf_counter(), 0.0
     headers = {"authorization": f"Bearer {KEYS[account]}"}
     async with session.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
         answer.raise_for_status()
