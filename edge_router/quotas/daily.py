@@ -27,7 +27,7 @@ class Reserved(NamedTuple):
 
 
 class DayPart(NamedTuple):
-    """What of a lease a request has reserved, in tokens or money."""
+    """A part of a lease that a request has reserved, in tokens or money."""
 
     lease: QuotaLease
     amount: int

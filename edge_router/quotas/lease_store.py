@@ -16,7 +16,7 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseClaim(NamedTuple):
-    """What a router tells of a limit, and what it asks of it."""
+    """A router's use of a limit since it told last, and its wish for more."""
 
     key: LeaseKey
     capacity: float  # the limit, as this router's file has it

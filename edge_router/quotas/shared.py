@@ -69,7 +69,7 @@ class QuotaLease:
         self.at_work -= amount
 
     def wait_s(self, need: float, now: float) -> float:
-        """Until there may be as much, when nobody else takes any."""
+        """Return the time until there may be as much, when nobody else takes any."""
         return max(0.0, need - self.room(now) - self.free) / self.per_s if self.per_s else 1.0
 
     def is_due(self, now: float) -> bool:

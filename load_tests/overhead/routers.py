@@ -101,20 +101,6 @@ def trivial_site(folder: Path) -> Iterator[Running]:
 
 
 @contextmanager
-def paced_site(folder: Path) -> Iterator[Running]:
-    """Run a real site whose engine computes nothing."""
-    (port,) = free_ports(1)
-    file = folder / "site.toml"
-    place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
-    file.write_text(
-        f'name = "{NAME}"\nplace = {place}\n[listen]\nport = {port}\n[[models]]\nname = "{MODEL}"\nsource = "embedded:ember"\n'
-    )
-    command = [sys.executable, "-m", "load_tests.overhead.paced_site", str(file)]
-    with _process("paced site", command, f"http://127.0.0.1:{port}", folder, "") as site:
-        yield site
-
-
-@contextmanager
 def our_router(name: str, folder: Path, site: str, tables: str) -> Iterator[Running]:
     """Run a router of ours. `tables`: TOML behind [door]; KEY must be let in."""
     (port,) = free_ports(1)
@@ -133,7 +119,7 @@ def _our_command(port: int, folder: Path, site: str, tables: str) -> list[str]:
 def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tuple[list[str], int, str] | None:
     (port,) = free_ports(1)
     if name in (OURS, METERED, SHARED):
-        tables = "" if name == OURS else metering(folder / f"{port}", quotas if name == SHARED else "")
+        tables = "" if name == OURS else _metering(folder / f"{port}", quotas if name == SHARED else "")
         return _our_command(port, folder, site, tables), port, ""
     peer, environment = PEERS[name], peers / name
     python = environment / "bin" / "python"
@@ -146,7 +132,7 @@ def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tu
     return peer.command(environment, site, port, folder), port, asked.stdout.strip()
 
 
-def metering(ledger: Path, quotas: str = "") -> str:
+def _metering(ledger: Path, quotas: str) -> str:
     """Return a key that is required, an account with every kind of limit, none of which is reached, prices, and a ledger: behind [door]."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     limits = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\ntokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9"
@@ -191,7 +177,7 @@ def _wait_until_it_answers(name: str, process: subprocess.Popen[bytes], url: str
     while True:
         try:
             with urllib.request.urlopen(asked, timeout=5) as answer:
-                if b'"choices"' in answer.read():
+                if b"It is done" in answer.read():
                     return
         except OSError as error:
             if process.poll() is not None or time.monotonic() > deadline:

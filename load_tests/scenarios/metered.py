@@ -2,33 +2,27 @@
 
 A router that parses requests, requires keys, holds an account to limits of every kind, counts tokens into a ledger before it sends them and reserves
 and settles a daily quota, before a site that computes nothing; beside the same with limits that routers share through PostgreSQL, the router with
-none of it, and LiteLLM's proxy (`make peers`). Figures are what each adds to the site asked directly. Then the same router before a real site whose
-engine computes nothing: what router and site together add to the engine's own time until a stream's end. Target: 1.5 ms at the median with 1 and with
-64 requests at a time. Afterwards the ledger must have each answer.
+none of it, and LiteLLM's proxy (`make peers`). Figures are what each adds to the site asked directly, so a real site's own part is not in them. Target:
+1.5 ms at the median with 1 request and with 64 streams at a time. Afterwards the ledger must have each answer.
 """
 
 import argparse
-import tempfile
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import orjson
 import uvloop
 from rich.console import Console
 
-from load_tests.overhead.client import load, request
-from load_tests.overhead.routers import KEY, METERED, OURS, SHARED, Running, metering, our_router, paced_site, running
-from load_tests.overhead.trivial_site import PACE_S
+from load_tests.overhead.routers import KEY, METERED, OURS, SHARED, Running, running
 from load_tests.postgres import running_postgres
-from load_tests.records import spread, write_record
-from load_tests.scenarios.router_overhead import KB, TASKS, Round, measure, row, show
+from load_tests.records import write_record
+from load_tests.scenarios.router_overhead import TASKS, Round, measure, row, show
 from wire.http.listen import raise_file_limit
 
 TARGET_MS = 1.5
-TOKENS = 25  # of a stream that a real site gives
 NAMES = ("1 stream", "64 streams", "256 streams", "requests, 1 connection", "requests, 64 connections")
 # What a client notices: of an answer in one piece all of its time, of a stream its first token and each one.
 TIMES = {"requests": ("whole",), "stream": ("first", "token")}
@@ -53,7 +47,6 @@ def main() -> None:
         routers = stack.enter_context(running(names, options.peers.absolute(), quotas))
         versions = {router.name: router.version for router in routers if router.version}
         rounds = uvloop.run(measure(routers, tasks, options.rounds, options.seconds, console))
-        whole = uvloop.run(in_front_of_engine(stack, options.rounds, options.seconds, console))
         ledger = {router.name: in_ledger(router) for router in routers if router.name in (METERED, SHARED)}
     rows = [row(task, name, rounds) for task in tasks for name in rounds[0][task.name]]
     results: dict[str, Any] = {
@@ -63,38 +56,18 @@ def main() -> None:
         "shared_cores": "client, site and router share the machine's cores",
         "target_ms": TARGET_MS,
         "added_p50_ms": added(rows),
-        "router_and_site_p50_ms": whole,
         "in_ledger": {name: {"answers": answered(name, rounds), "records": ledger[name]} for name in ledger},
         "beside_idle_streams": None,
         "rows": rows,
     }
     show(console, results)
-    console.print_json(data={name: results[name] for name in ("added_p50_ms", "router_and_site_p50_ms", "in_ledger")})
+    console.print_json(data={name: results[name] for name in ("added_p50_ms", "in_ledger")})
     if not options.no_record:
         path = write_record("metered", results, ("aiohttp", "httptools", "orjson", "uvloop", "psycopg"))
         console.print(f"Record: {path}", soft_wrap=True)
     for name, counts in results["in_ledger"].items():
         if counts["records"] < counts["answers"]:
             raise SystemExit(f"{name}: {counts['answers']} answers and {counts['records']} records")
-
-
-async def in_front_of_engine(
-    stack: ExitStack, rounds: int, seconds: float, console: Console
-) -> dict[str, dict[str, float]]:
-    """Return what router and site add to the engine's time of a stream: its request on the way there, and its last token on the way back."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-metered-")))
-    site = stack.enter_context(paced_site(folder))
-    router = stack.enter_context(our_router(METERED, folder, site.url, metering(folder / "ledger")))
-    found: dict[str, dict[str, float]] = {}
-    for connections in (1, 64):
-        made = []
-        for number in range(rounds):
-            with console.status(f"router and site, {connections} streams, round {number + 1} of {rounds}"):
-                heard = await load(router.url, request(router.url, KEY, KB, TOKENS), connections, seconds)
-            assert not heard.failures, f"{heard.failures} requests failed"
-            made.append(median(heard.whole_ms) - 1e3 * PACE_S * (TOKENS - 1))
-        found[f"{connections} at a time, to the end"] = spread(made)
-    return found
 
 
 def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

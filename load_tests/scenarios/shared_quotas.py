@@ -43,7 +43,7 @@ SETTLED_S = 10.0
 
 @dataclass
 class Given:
-    """What an account's clients got."""
+    """Counts of what an account's clients got."""
 
     answers: list[int] = field(default_factory=lambda: [0] * NUM_ROUTERS)  # by router
     refusals: int = 0
