@@ -2,7 +2,7 @@
 
 A router that parses requests, requires keys, holds an account to limits of every kind, counts tokens into a ledger before it sends them and reserves
 and settles a daily quota, before a site that computes nothing; beside the same with limits that routers share through PostgreSQL, the router with
-none of it, and LiteLLM's proxy (`make peers`). Figures are what each adds to the site asked directly, so a real site's own part is not in them. Target:
+none of it, and LiteLLM's proxy (`make peers`). Figures are what each adds to the site asked directly, so a real site is not in them. Target:
 1.5 ms at the median with 1 request and with 64 streams at a time. Afterwards the ledger must have each answer.
 """
 
