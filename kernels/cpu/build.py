@@ -83,8 +83,8 @@ def find_library() -> Path | None:
 def build_library() -> Path:
     """Find or build the library. Of several processes one compiles, the others wait. Raises BuildError.
 
-    At the priority of everything else, since what serves meanwhile computes by torch: at the lowest, a site that was busy from its first minute had no
-    library for 112 s, and steps of 850 ms in place of 95."""
+    At the priority of everything else, since what serves meanwhile computes by torch: at the lowest, a site busy from its first minute had
+    no library for 112 s, and steps of 850 ms in place of 95."""
     compiler = _compiler()
     folder, key = private_cache("kernels"), _key(compiler)
     if (path := _find(folder, key)) is not None:
