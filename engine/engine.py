@@ -26,7 +26,7 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.generations import GenerationCheck
 from engine.kv.lease import Capacity, Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
-from engine.kv.tiers import EngineTiers, NoTiers
+from engine.kv.tiers import Tiers
 from engine.open_sequences import OpenSequences, error_output
 from engine.plan import Chunk, SchedulerLimits, Speculation, StepCount
 from engine.protocol import NO_DRAFTS, AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
@@ -61,7 +61,7 @@ class Engine:
         lease: Lease | None = None,
         clock: Callable[[], float] = time.perf_counter,
         identity: CacheIdentity | None = None,
-        tiers: EngineTiers | None = None,
+        tiers: Tiers | None = None,
         with_torch: bool = True,
         speculation: Speculation | None = None,
         grammars: Grammars | None = None,
@@ -73,7 +73,7 @@ class Engine:
         `adapters`: their slots, and `images`: their encoder; None where the model computes none."""
         self.info = info
         self.runner = runner
-        self.tiers = tiers or NoTiers()
+        self.tiers = tiers or Tiers()
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         self._limits = limits
         self._lease = lease

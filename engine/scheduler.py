@@ -23,7 +23,7 @@ from engine.kv.cached_prefix import CachedPrefix, PrefixLookup
 from engine.kv.connector import KVConnector
 from engine.kv.lease import Lease
 from engine.kv.manager import BlockManager
-from engine.kv.tiers import NoTiers, Tiers
+from engine.kv.tiers import Tiers
 from engine.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from engine.preemption import Preemption
 from engine.prompt_shares import PromptShares
@@ -51,7 +51,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # ordered by arrival
         self._shares = PromptShares(limits.block_size)
         self.counts = SchedulerCounts()
-        tiers = tiers or NoTiers()
+        tiers = tiers or Tiers()
         self._blocks = BlockManager(pool, tiers, limits.groups)
         self._prefixes = PrefixLookup(pool, tiers, limits.groups, shares_prefixes=not limits.whole_prompts)
         self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)

@@ -16,7 +16,7 @@ from engine.kv.host_tier import HostTier, TierError
 from engine.kv.prefix_index import CacheIdentity
 from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
-from engine.kv.tiers import EngineTiers, NoTiers
+from engine.kv.tiers import Tiers
 from engine.protocol import HostConfig
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ class SharedTiers:
         self.peers = peers
         self.store = store
 
-    def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> EngineTiers:
+    def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> Tiers:
         """Return one model's way to the tiers. `block_bytes`: of a block there, all ranks' parts of it."""
         link = self.peers.link(identity) if self.peers is not None else None
         try:
             return TieredCache(self.host, self.disk, copier, block_bytes, peers=link, store=self.store)
         except TierError as error:
             log.warning("%s goes without tiers: %s", identity.model, error)
-            return NoTiers()
+            return Tiers()
 
     def close(self) -> None:
         """Close the tiers, after the models' ways to them."""

@@ -16,7 +16,7 @@ from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.store_thread import StoreLookup, StoreThread
 from engine.kv.tier_read import TierRead
-from engine.kv.tiers import PeerTransfer, Tier, TierLoad, Transfer
+from engine.kv.tiers import PeerTransfer, Tier, TierLoad, Tiers, Transfer
 from engine.protocol import BlockSource
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STORED_PER_STEP_BYTES = 32 << 20
 
 
-class TieredCache:
+class TieredCache(Tiers):
     def __init__(
         self,
         host: HostTier,
@@ -41,6 +41,7 @@ class TieredCache:
         self._host = host
         self._disk = disk
         self._store = store
+        self.has_store = store is not None
         self._peers = peers
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
@@ -58,10 +59,6 @@ class TieredCache:
     @property
     def num_heard(self) -> int:
         return self._peers.reader.num_heard if self._peers is not None else 0
-
-    @property
-    def has_store(self) -> bool:
-        return self._store is not None
 
     def load(self) -> TierLoad:
         peers, store = self._peers, self._store

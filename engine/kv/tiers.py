@@ -1,4 +1,4 @@
-"""What the scheduler asks of the tiers behind the device, and the answer where there are none.
+"""What the engine and its scheduler ask of the tiers behind the device, and the answer where there are none.
 
 Knows which blocks go where and which come back; refuses to know bytes, threads and files (tiered_cache.py). Blocks are
 named by the hashes of prefix_index.py; `owner` is whatever a pin is taken for.
@@ -41,7 +41,13 @@ class PeerTransfer(Transfer, Protocol):
         """The rate at which the other host's blocks have come here, in this transfer and others, as that host measures; 0: it has not."""
 
 
-class Tiers(Protocol):
+class Tiers:
+    """The tiers behind one model's device cache. There are none here: TieredCache has them, and overrides all of it."""
+
+    has_store = False  # that may have what no other tier has
+
+    # Of a sequence's blocks: the scheduler's side
+
     def store(self, block: int, block_hash: bytes) -> None:
         """Keep a copy of a block whose content is complete, when there is time."""
 
@@ -59,35 +65,39 @@ class Tiers(Protocol):
 
     def place_of(self, name: bytes) -> Tier | None:
         """Return the nearest tier from which a block can be had now."""
+        return None
 
     def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
         """Tell whether fetching these blocks is predicted to take less time than computing so many tokens."""
-
-    @property
-    def has_store(self) -> bool:
-        """Tell whether there is a store that may have what no other tier has."""
+        return False
 
     def look_up(self, names: Sequence[bytes]) -> Transfer | None:
         """Begin to ask the store which of these it has: `place_of` knows it then. None: there is no store that answers."""
+        return None
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         """Begin to read from disk or store to the host tier."""
+        raise NotImplementedError("nothing was offered")
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
         """Begin to fetch blocks that another host computes into the host tier. None: this host asks nobody."""
+        return None
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
         """Begin to fetch from the host tier into `blocks` of the device."""
+        raise NotImplementedError("nothing was offered")
 
     def cancel(self, transfer: Transfer) -> None:
         """End a transfer, even one that is done and was not taken: afterwards nothing is written to its blocks."""
 
     def take_read(self, owner: Hashable, transfer: Transfer) -> int:
         """Pin for `owner` what a read that is done has brought, and return how many blocks came from behind the host tier."""
+        return 0
 
     def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int], num_tokens: int) -> bool:
         """Make sure that blocks are in the host tier, and pin them there; False where computing their tokens again is predicted to be cheaper, or
         there is no room."""
+        return False
 
     def unpin(self, owner: Hashable) -> None:
         """Undo every pin taken for `owner`."""
@@ -95,85 +105,7 @@ class Tiers(Protocol):
     def end_hand_over(self, hand_over: str) -> None:
         """Note that a sequence computes no more for another host."""
 
-
-class NoTiers:
-    """No tiers behind the device."""
-
-    def store(self, block: int, block_hash: bytes) -> None:
-        pass
-
-    def drop(self, block: int) -> None:
-        pass
-
-    def forget(self, hashes: Sequence[bytes]) -> None:
-        pass
-
-    def touch(self, hashes: Sequence[bytes]) -> None:
-        pass
-
-    def end_chain(self, hashes: Sequence[bytes]) -> None:
-        pass
-
-    def place_of(self, name: bytes) -> Tier | None:
-        return None
-
-    def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
-        return False
-
-    has_store = False
-
-    def look_up(self, names: Sequence[bytes]) -> Transfer | None:
-        return None
-
-    def read(self, hashes: Sequence[bytes]) -> Transfer:
-        raise NotImplementedError("nothing was offered")
-
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
-        return None
-
-    def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
-        raise NotImplementedError("nothing was offered")
-
-    def cancel(self, transfer: Transfer) -> None:
-        pass
-
-    def take_read(self, owner: Hashable, transfer: Transfer) -> int:
-        return 0
-
-    def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int], num_tokens: int) -> bool:
-        return False
-
-    def unpin(self, owner: Hashable) -> None:
-        pass
-
-    def end_hand_over(self, hand_over: str) -> None:
-        pass
-
-    def begin_hand_over(self, hand_over: str) -> None:
-        pass
-
-    def begin_stores(self, everything: bool) -> None:
-        pass
-
-    def note_prefill_rate(self, tokens_per_s: float) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    @property
-    def num_heard(self) -> int:
-        return 0
-
-    def load(self) -> TierLoad:
-        return TierLoad()
-
-
-class EngineTiers(Tiers, Protocol):
-    """The tiers as the engine knows them, besides its scheduler."""
+    # Of the model as a whole: the engine's side
 
     def begin_stores(self, everything: bool) -> None:
         """Begin to copy, once a step's results have been sent: a bounded amount, unless `everything` or while another host waits for some."""
@@ -193,5 +125,8 @@ class EngineTiers(Tiers, Protocol):
     @property
     def num_heard(self) -> int:
         """Messages of hosts that compute for this one: progress, which its sequences wait for (counter)."""
+        return 0
 
-    def load(self) -> TierLoad: ...
+    def load(self) -> TierLoad:
+        """Return the state of the tiers."""
+        return TierLoad()

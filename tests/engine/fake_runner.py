@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine.engine import Engine
 from engine.kv.groups import Windows
 from engine.kv.slab_allocator import SlabAllocator
-from engine.kv.tiers import EngineTiers
+from engine.kv.tiers import Tiers
 from engine.plan import SchedulerLimits, Speculation
 from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import RunResult, SampledToken
@@ -191,7 +191,7 @@ def fake_engine(
     max_waiting: int = 100,
     eos_token_ids: tuple[int, ...] = (),
     depth: int = 1,
-    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
+    make_tiers: Callable[[FakeRunner], Tiers] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     max_decode_delay_s: float = math.inf,
     speculation: Speculation | None = None,
@@ -213,7 +213,7 @@ def borrowing_engine(
     tokens: int = 64,
     seqs: int = 8,
     depth: int = 1,
-    make_tiers: Callable[[FakeRunner], EngineTiers] | None = None,
+    make_tiers: Callable[[FakeRunner], Tiers] | None = None,
     speculation: Speculation | None = None,
     windows: Windows = (None,),
 ) -> tuple[Engine, FakeRunner]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from random import Random
 
-from engine.kv.tiers import Tier, TierLoad, Transfer
+from engine.kv.tiers import Tier, TierLoad, Tiers, Transfer
 from engine.protocol import BlockSource
 from tests.engine.fake_runner import FakeRunner
 
@@ -34,7 +34,7 @@ class FakeLookup(FakeTransfer):
     """Names that the store is asked for."""
 
 
-class FakeTiers:
+class FakeTiers(Tiers):
     def __init__(
         self, runner: FakeRunner, seed: int, capacity: int = 30, has_disk: bool = True, has_store: bool = False
     ) -> None:
@@ -52,7 +52,6 @@ class FakeTiers:
         self.open: set[FakeTransfer] = set()
         self.peers: dict[bytes, Content] = {}  # what other hosts have computed
         self.handed_over: set[str] = set()
-        self.num_heard = 0
         self.num_lost = 0
 
     # What the scheduler asks
@@ -69,12 +68,6 @@ class FakeTiers:
             self.host.pop(block_hash, None)
             self.disk.pop(block_hash, None)
             self.store_of_all.pop(block_hash, None)
-
-    def touch(self, hashes: Sequence[bytes]) -> None:
-        pass
-
-    def end_chain(self, hashes: Sequence[bytes]) -> None:
-        pass
 
     def place_of(self, name: bytes) -> Tier | None:
         if name in self.host:
@@ -142,9 +135,6 @@ class FakeTiers:
 
     def load(self) -> TierLoad:
         return TierLoad(self.num_lost)
-
-    def note_prefill_rate(self, tokens_per_s: float) -> None:
-        pass
 
     def reset(self) -> None:
         self.waiting.clear()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.kv.groups import Windows
-from engine.kv.tiers import EngineTiers
+from engine.kv.tiers import Tiers
 from engine.protocol import SamplingParams, Submit, TokenLogprobs
 from tests.engine.driver import Heard
 from tests.engine.fake_drafter import FakeDrafter
@@ -118,9 +118,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
         event("drafts" if runner.num_drafts else "no drafts")
 
 
-def make_engine(
-    shape: Shape, make_tiers: Callable[[FakeRunner], EngineTiers] | None = None
-) -> tuple[Engine, FakeRunner]:
+def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None = None) -> tuple[Engine, FakeRunner]:
     *limits, depth, windows, drafts, tick_s, max_decode_delay_s = shape
     return fake_engine(
         *limits,
