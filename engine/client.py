@@ -123,21 +123,9 @@ class HostClient(ABC):
         self._unloads: PendingCalls[None] = PendingCalls()
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
-        self._model_loads: dict[str, ModelLoad] = {}
-        self._last_event_at = time.monotonic()
-        self._death: str | None = None
-
-    @property
-    def loads(self) -> dict[str, ModelLoad]:
-        return self._model_loads
-
-    @property
-    def last_event_at(self) -> float:
-        return self._last_event_at
-
-    @property
-    def death(self) -> str | None:
-        return self._death
+        self.loads: dict[str, ModelLoad] = {}
+        self.last_event_at = time.monotonic()
+        self.death: str | None = None
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._step_callbacks.append(callback)
@@ -177,10 +165,10 @@ class HostClient(ABC):
                 self._send(Abort(submit.sequence_id))
 
     def fail(self, message: str) -> None:
-        if self._death is not None:
+        if self.death is not None:
             return
-        self._death = message
-        self._model_loads = {}
+        self.death = message
+        self.loads = {}
         for sequence_id, stream in self._streams.items():
             if not stream.is_finished:
                 error = TokenOutput(
@@ -201,14 +189,14 @@ class HostClient(ABC):
     def _send(self, command: Command) -> None: ...
 
     def _assert_alive(self) -> None:
-        if self._death is not None:
-            raise EngineError("engine_error", self._death)
+        if self.death is not None:
+            raise EngineError("engine_error", self.death)
 
     def _handle(self, event: Event) -> None:
-        self._last_event_at = time.monotonic()
+        self.last_event_at = time.monotonic()
         match event:
             case StepOutput():
-                self._model_loads = event.loads
+                self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
                     if stream is not None:  # else its reader has left, and the host will learn of it

@@ -55,7 +55,7 @@ class InProcessEngineClient(HostClient):
         self._send(self._greeting)
 
     def _send(self, command: Command) -> None:
-        if self._death is None:
+        if self.death is None:
             self._transport.put(command)
 
 

@@ -36,7 +36,7 @@ class SocketEngineClient(HostClient):
         if self._context is None:
             self.fail("the client was closed")
             return
-        if self._death is None:
+        if self.death is None:
             self._send(Shutdown())
             self.fail("the client was closed")
         else:
@@ -88,7 +88,7 @@ class SocketEngineClient(HostClient):
             self._socket.setsockopt(option, milliseconds)
 
     def _send(self, command: Command) -> None:
-        if self._death is None:
+        if self.death is None:
             # at once, or queued by ZeroMQ until the host is there: there is nothing to await
             self._socket.send(encode(command))
 
