@@ -181,7 +181,7 @@ class BlockPool:
     def _settle(self, block: int) -> None:
         """Make a block that is no longer held free or evictable."""
         if block in self._hash_by_block:
-            self._evictable.add(block, bool(self._is_reused[block]))
+            self._evictable.add(block, 1, protected=bool(self._is_reused[block]))
         else:
             heappush(self._free, block)
 

@@ -6,12 +6,13 @@ first to go is the oldest on probation. Knows keys and weights; refuses to know 
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-PROTECTED_SHARE = 0.8  # the paper's best share lay between 0.6 and 0.8 of the cache
+# The paper's best share lay between 0.6 and 0.8 of the cache: when everything was found once, the rest still lets newcomers prove themselves.
+PROTECTED_SHARE = 0.8
 
 
 class SegmentedOrder(Generic[K]):
@@ -24,8 +25,13 @@ class SegmentedOrder(Generic[K]):
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
 
-    def __contains__(self, key: K) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._probation or key in self._protected
+
+    def __iter__(self) -> Iterator[K]:
+        """Iterate in the order in which they would go."""
+        yield from self._probation
+        yield from self._protected
 
     def add(self, key: K, weight: int, protected: bool = False) -> None:
         """Add a key as the newest of its segment."""
@@ -35,10 +41,12 @@ class SegmentedOrder(Generic[K]):
             return
         self._protected[key] = weight
         self._protected_weight += weight
-        while self._protected_weight > self._protected_capacity:
-            demoted, demoted_weight = self._protected.popitem(last=False)
-            self._protected_weight -= demoted_weight
-            self._probation[demoted] = demoted_weight
+        self._demote()
+
+    def resize(self, capacity: int) -> None:
+        """Note what all weigh together at most from now on."""
+        self._protected_capacity = int(capacity * PROTECTED_SHARE)
+        self._demote()
 
     def refresh(self, key: K) -> None:
         """Make a key the newest of its segment without a hit: it is only told apart from what came before it."""
@@ -58,3 +66,9 @@ class SegmentedOrder(Generic[K]):
             for key in segment:
                 return key
         return None
+
+    def _demote(self) -> None:
+        while self._protected_weight > self._protected_capacity:
+            demoted, weight = self._protected.popitem(last=False)
+            self._protected_weight -= weight
+            self._probation[demoted] = weight  # as the newest of them: it was worth more than they are

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.block_pool import BlockPool
-from engine.kv.eviction import GHOSTS_PER_BLOCK, PROTECTED_SHARE, EvictionOrder
+from engine.kv.eviction import GHOSTS_PER_BLOCK, EvictionOrder
+from engine.kv.recency import PROTECTED_SHARE
 
 
 class PlainSegments:
@@ -55,7 +56,7 @@ def test_blocks_go_in_the_order_of_the_plain_model(size: int, actions: list[tupl
     order, plain = EvictionOrder(size), PlainSegments(size)
     for action, n in actions:
         if action.startswith("add") and n not in order:
-            order.add(n, action == "add reused")
+            order.add(n, 1, protected=action == "add reused")
             plain.add(n, action == "add reused")
         elif action == "remove" and n in order:
             order.remove(n)
