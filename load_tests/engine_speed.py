@@ -27,6 +27,7 @@ from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.step import StepInput, greedy_rows, scratch_step
 from engine.weights.loader import WeightLoader
+from engine.weights.storage import WeightStorage
 from kernels.cpu import library, pages
 from load_tests.ceilings import NAMES, Ceilings
 from load_tests.timing import Budget, host_times_s
@@ -56,10 +57,11 @@ SHAPES = {
 }
 
 
-class RandomWeights:
+class RandomWeights(WeightStorage):
     """Stands where a checkpoint would, and fills each tensor with small random numbers where it lies."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__({})
         self._device = device
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -70,23 +72,8 @@ class RandomWeights:
         )
         return into.normal_(0.0, 0.02) if into.dim() > 1 else into.fill_(1.0)
 
-    def fill(self, into: torch.Tensor, stored: object, make: object, is_row_wise: bool) -> None:
-        pass
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        raise KeyError(name)  # asked of quantized checkpoints alone
-
-    def dtype(self, name: str) -> str:
-        raise KeyError(name)
-
-    def look(self, expected: object) -> None:
-        return None
-
-    def compute(self, work: Callable[[], None]) -> None:
-        work()
-
-    def skip(self, pattern: str) -> None:
-        pass
+    def compute(self, task: Callable[[], None]) -> None:
+        task()
 
     def __contains__(self, name: str) -> bool:
         return name.startswith("model.")  # as a checkpoint with a head has it

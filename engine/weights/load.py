@@ -18,7 +18,7 @@ from engine.weights.bundle import Bundle, BundleIdentity, TensorSpec, WeightBund
 from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached, new_bundle
 from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
 from engine.weights.filling import Job, ReadingProgress, fill
-from engine.weights.loader import WeightLoader, WeightStorage
+from engine.weights.loader import WeightLoader
 from engine.weights.lossless import Matrix, plain_bytes
 from engine.weights.relocation import Coding, PendingRelocation
 from engine.weights.shard import WHOLE, Shard
@@ -32,6 +32,7 @@ from engine.weights.storage import (
     LayoutPlan,
     MappedTensors,
     StoredRange,
+    WeightStorage,
     on_device,
 )
 from kernels import lossless_speed

@@ -8,7 +8,6 @@ each is given its own rows or columns.
 import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
@@ -19,40 +18,12 @@ from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
 from engine.weights.formats.plain import PLAIN
 from engine.weights.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
 from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
+from engine.weights.storage import WeightStorage
 from kernels.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
 from kernels.plain import PlainWeight
 from kernels.weight import Weight
 
 Arrange = Callable[[torch.Tensor], torch.Tensor]  # the stored tensor to the one that the model wants
-
-
-class WeightStorage(Protocol):
-    """The place of a model's tensors, and the way of their bytes to it."""
-
-    def __contains__(self, name: str) -> bool:
-        """Tell whether the checkpoint has a tensor of that name. Asked only of tensors that are loaded alone, by `tensor`, and of those that only a
-        quantized checkpoint has: a bundle holds none of the latter, so a storage filled from it is not asked how."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a stored tensor."""
-
-    def dtype(self, name: str) -> str:
-        """Return the type of a stored tensor."""
-
-    def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor at once, on whose content the layout depends; None where there is nothing to read."""
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor `name` of the model, to be filled later."""
-
-    def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
-        """Note that `make(into, *stored)` fills a taken tensor, or a part of it. None: copied, with its type converted."""
-
-    def compute(self, task: Callable[[], None]) -> None:
-        """Note a task to be done while the weights are read."""
-
-    def skip(self, pattern: str) -> None:
-        """Let tensors whose names match stay unread."""
 
 
 class WeightLoader:

@@ -1,4 +1,4 @@
-"""Where a model's tensors lie while it is laid out, and how their bytes get there: the implementations of `loader.WeightStorage`.
+"""Where a model's tensors lie while it is laid out, and how their bytes get there.
 
 A model is laid out twice where memory must be allocated first: once on a `LayoutPlan`, to learn what it asks for, once for good. Storage notes
 jobs; filling.py does them.
@@ -34,13 +34,16 @@ class StoredRange(NamedTuple):
     num_bytes: int
 
 
-class _Described:
-    """The names, shapes and types of what is stored. What a model asks for besides is neither read nor noted, unless a storage does more."""
+class WeightStorage:
+    """The place of a model's tensors, and the way of their bytes to it. By itself it knows the names, shapes and types of what is stored: what a
+    model asks for besides is neither read nor noted, unless a storage does more."""
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec]) -> None:
         self._stored = stored
 
     def __contains__(self, name: str) -> bool:
+        """Tell whether the checkpoint has a tensor of that name. Asked only of tensors that are loaded alone, by `tensor`, and of those that only a
+        quantized checkpoint has: a bundle holds none of the latter, so a storage filled from it is not asked how."""
         return name in self._stored
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -50,19 +53,24 @@ class _Described:
         return self._stored[name].dtype
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
+        """Read a small tensor at once, on whose content the layout depends; None where there is nothing to read."""
         return None
 
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return the tensor `name` of the model, to be filled later."""
+        raise NotImplementedError
+
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
-        pass
+        """Note that `make(into, *stored)` fills a taken tensor, or a part of it. None: copied, with its type converted."""
 
     def compute(self, task: Callable[[], None]) -> None:
-        pass
+        """Note a task to be done while the weights are read."""
 
     def skip(self, pattern: str) -> None:
-        pass
+        """Let tensors whose names match stay unread."""
 
 
-class LayoutPlan(_Described):
+class LayoutPlan(WeightStorage):
     """Storage on `meta`, without memory: `tensors` are those that the model asks for, in order, and `in_files` says which of them a file holds
     byte for byte."""
 
@@ -136,7 +144,7 @@ def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
     return parts if not is_joined or can_join([(part.start, part.num_bytes) for part in parts]) else []
 
 
-class _FilledStorage(_Described):
+class _FilledStorage(WeightStorage):
     """Tensors that `allocate` makes, by name, with the `jobs` that fill them and the `tasks` to be done besides."""
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec], allocate: Allocate) -> None:
@@ -207,7 +215,7 @@ class BundleStorage(_FilledStorage):
         self.jobs.append(Job(f"{name} in {file.name}", (stored,), into, is_row_wise=not is_coded))
 
 
-class MetaStorage(_Described):
+class MetaStorage(WeightStorage):
     """Storage on `meta` of a checkpoint that is never read, only its tensors' names, types and shapes: for a dry run."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
