@@ -8,7 +8,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
@@ -128,18 +128,12 @@ def _is_stamp(text: str) -> bool:
 
 
 def _mac(secret: str, stamp: str, digest: str, hop: Hop) -> str:
-    inner, outer = _halves(secret)
-    inner, outer = inner.copy(), outer.copy()
     # The path comes last: decoded, it may hold line ends, and nothing else can.
-    inner.update(f"{stamp}\n{digest}\n{hop.site}\n{hop.method}\n{hop.request_id}\n{hop.query}\n{hop.path}".encode())
-    outer.update(inner.digest())
-    mac: str = outer.hexdigest()
-    return mac
+    mac = _keyed(secret).copy()
+    mac.update(f"{stamp}\n{digest}\n{hop.site}\n{hop.method}\n{hop.request_id}\n{hop.query}\n{hop.path}".encode())
+    return mac.hexdigest()
 
 
-@lru_cache(16)
-def _halves(secret: str) -> tuple[Any, Any]:
-    """Return RFC 2104's inner and outer hash, with the key in them already: OpenSSL sets one up anew for 8 us, which was most of a signature."""
-    key = secret.encode()
-    key = (hashlib.sha256(key).digest() if len(key) > 64 else key).ljust(64, b"\0")
-    return hashlib.sha256(bytes(byte ^ 0x36 for byte in key)), hashlib.sha256(bytes(byte ^ 0x5C for byte in key))
+@lru_cache(16)  # a new one takes 4 us more than a copy
+def _keyed(secret: str) -> hmac.HMAC:
+    return hmac.new(secret.encode(), digestmod="sha256")
