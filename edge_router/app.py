@@ -35,7 +35,7 @@ from edge_router.quotas.daily import DailyQuotas
 from edge_router.quotas.shared import SharedQuotas, shared_quotas
 from edge_router.request import FUNCTIONS, RequestParser, hop_secret
 from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
-from edge_router.routes import OwnRoutes, method_not_allowed, not_found, own_version
+from edge_router.routes import FAILURES, OwnRoutes, own_version
 from edge_router.selection import SiteSelector
 from edge_router.session import SessionTable
 from edge_router.site_clocks import SiteClocks
@@ -182,7 +182,7 @@ def build_app(
     app = RouterApp(
         routes=[*own.routes(), *page.routes(), *usage.routes(), *deployments.routes()],
         lifespan=lifespan,
-        exception_handlers={404: not_found, 405: method_not_allowed},
+        exception_handlers=FAILURES,
     )
     app.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
     app.proxy, app.tunnels = proxy, tunnels

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ExceptionHandler
 
 from dialects.openapi import document, page
 from edge_router.client_places import ClientPlaces
@@ -52,10 +54,7 @@ class OwnRoutes:
         """Where keys are required, for those with a scope alone."""
 
         async def checked(request: Request) -> Response:
-            try:
-                self._sessions.visitor(request, scope)
-            except ApiError as error:
-                return refusal(error, request.url.path)
+            self._sessions.visitor(request, scope)
             return await endpoint(request)
 
         return checked
@@ -102,7 +101,7 @@ class OwnRoutes:
         objectives = self._proxy.metrics.objectives
         if objectives is None:
             sentence = "this router has no objectives: [[objectives]] of its file says what requests are promised"
-            return refusal(ApiError("not_found", sentence), request.url.path)
+            raise ApiError("not_found", sentence)
         return _json(told(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
@@ -113,7 +112,7 @@ class OwnRoutes:
         headers = [(name.lower(), value) for name, value in request.headers.items()]
         head = Head("POST", path, path, headers)
         try:
-            body = await _limited_body(request)
+            body = await limited_body(request, MAX_DEBUG_BODY)
             if not body and model:
                 body = orjson.dumps({"model": model})
             address = request.query_params.get("address", "")
@@ -156,28 +155,43 @@ def refusal(error: ApiError, path: str) -> Response:
     return Response(orjson.dumps(error.body(dialect)), error.status(dialect), dict(error.headers()), JSON)
 
 
-async def not_found(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refusal(error, request.url.path)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
     """For paths that are neither forwarded nor the router's own."""
     path = request.url.path
-    return refusal(
-        ApiError(
-            "not_found", f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
-        ),
-        path,
-    )
+    sentence = f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
+    return refusal(ApiError("not_found", sentence), path)
 
 
-async def method_not_allowed(request: Request, error: Exception) -> Response:
+async def _method_not_allowed(request: Request, error: Exception) -> Response:
     path = request.url.path
     return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), path)
 
 
-async def _limited_body(request: Request) -> bytes:
+# What a route raises, and what comes of it.
+FAILURES: dict[Any, ExceptionHandler] = {
+    ApiError: _refused,
+    ClientDisconnect: _left,
+    404: _not_found,
+    405: _method_not_allowed,
+}
+
+
+async def limited_body(request: Request, most_bytes: int) -> bytes:
+    """Read a body. Raises ApiError for one that is larger."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_DEBUG_BODY:
-            raise ApiError("body_too_large", f"the body is larger than {MAX_DEBUG_BODY >> 20} MiB")
+        if len(body) > most_bytes:
+            raise ApiError("body_too_large", f"the body is larger than {most_bytes} bytes")
     return bytes(body)
 
 

@@ -14,7 +14,6 @@ from starlette.routing import Route
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.prices import BILLIONTHS
 from edge_router.ledger.store import GROUPS, SUMS, UsageQuery
-from edge_router.routes import refusal
 from page.sessions import Sessions
 from wire.credentials import Access
 from wire.errors import ApiError
@@ -33,14 +32,11 @@ class UsageRoutes:
 
     async def usage(self, request: Request) -> Response:
         """`?from=&to=` are dates or times, UTC unless they say; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
-        try:
-            query = self._asked(request)
-            ledger = self._accounting.ledger
-            if ledger is None:
-                raise ApiError("not_found", "this router keeps no ledger: [ledger] of its file says where one would be")
-            rows = [_told(row) for row in await ledger.usage(query)]
-        except ApiError as error:
-            return refusal(error, PATH)
+        query = self._asked(request)
+        ledger = self._accounting.ledger
+        if ledger is None:
+            raise ApiError("not_found", "this router keeps no ledger: [ledger] of its file says where one would be")
+        rows = [_told(row) for row in await ledger.usage(query)]
         if request.query_params.get("format") == "csv":
             return Response(_csv(rows, query.by), media_type="text/csv; charset=utf-8", headers=NOT_KEPT)
         fields = {"currency": self._accounting.prices.currency, "by": query.by, "usage": rows}

@@ -1,4 +1,5 @@
-"""The page's routes, for a router or a site to mount: `/` for browsers, its files and feed under `/page/`."""
+"""The page's routes, for a router or a site to mount: `/` for browsers, its files and feed under `/page/`. What they raise as ApiError the
+application round them answers."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from page.feed import Feed
 from page.history import RANGES
 from page.sessions import Sessions, Visitor
 from page.source import FunctionsSource
-from wire.errors import ApiError, Dialect
+from wire.errors import ApiError
 
 STATIC = Path(__file__).parent / "static"
 MAX_BODY = 4096
@@ -33,7 +34,6 @@ GUARDS = {
 
 Timeline = Callable[[str], Awaitable[bytes]]  # of a site: {"spans": [{name, began_s, ended_s, what}]}
 Action = Callable[[str, str], Awaitable[None]]  # of a site and a model (empty: of the site)
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class PageRoutes:
@@ -49,13 +49,13 @@ class PageRoutes:
     def routes(self, at: str = "") -> list[BaseRoute]:
         return [
             Route(f"{at}/", self.front),
-            Route(f"{at}/page/session", self._answered(self.session), methods=["GET", "POST", "DELETE"]),
-            Route(f"{at}/page/feed", self._answered(self.feed)),
-            Route(f"{at}/page/history", self._answered(self.history)),
-            Route(f"{at}/page/timeline", self._answered(self.spans)),
-            Route(f"{at}/page/functions", self._answered(self.versions)),
-            Route(f"{at}/page/tail", self._answered(self.tail)),
-            Route(f"{at}/page/action", self._answered(self.action), methods=["POST"]),
+            Route(f"{at}/page/session", self.session, methods=["GET", "POST", "DELETE"]),
+            Route(f"{at}/page/feed", self.feed),
+            Route(f"{at}/page/history", self.history),
+            Route(f"{at}/page/timeline", self.spans),
+            Route(f"{at}/page/functions", self.versions),
+            Route(f"{at}/page/tail", self.tail),
+            Route(f"{at}/page/action", self.action, methods=["POST"]),
             Mount(f"{at}/page", _Files(directory=STATIC)),
         ]
 
@@ -143,20 +143,6 @@ class PageRoutes:
             raise ApiError("invalid_request", f"action must be one of {', '.join(self.actions)}", param="action")
         await action(fields.get("site", ""), fields.get("model", ""))
         return _json({"done": True}, 202)
-
-    def _answered(self, endpoint: Endpoint) -> Endpoint:
-        async def answered(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except ApiError as error:
-                return Response(
-                    orjson.dumps(error.body(Dialect.OPENAI)),
-                    error.status(Dialect.OPENAI),
-                    dict(error.headers()),
-                    "application/json",
-                )
-
-        return answered
 
 
 class _Files(StaticFiles):

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from edge_router import deployments
 from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
+from edge_router.routes import FAILURES
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
 from wire.credentials import Access, Account, Key
@@ -114,7 +115,8 @@ def known(name: str, *scopes: str, account: Account | None = None) -> Key:
 
 def router_app(fake: FakeSite, tmp_path: Path, token: str = "token", keys: Sequence[Key] = ()) -> Starlette:
     guard = DeployGuard(token, "secret", Access(keys, is_required=False))
-    return Starlette(routes=DeploymentApi({"ams1": fake}, guard, tmp_path / "router").routes())  # type: ignore[dict-item]
+    api = DeploymentApi({"ams1": fake}, guard, tmp_path / "router")  # type: ignore[dict-item]
+    return Starlette(routes=api.routes(), exception_handlers=FAILURES)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import uvicorn
 from msgspec.structs import replace
 from starlette.applications import Starlette
 
+from edge_router.routes import FAILURES
 from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
@@ -78,7 +79,7 @@ class Served:
             yield
             task.cancel()
 
-        app = Starlette(routes=routes.routes(), lifespan=lifespan)
+        app = Starlette(routes=routes.routes(), lifespan=lifespan, exception_handlers=FAILURES)
         config = uvicorn.Config(app, port=self.port, log_level="critical", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)

@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from edge_router.deployments import DeployGuard, DeploymentApi
+from edge_router.routes import FAILURES
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.bindings.database import Database, create
@@ -87,7 +88,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
     routes = DeploymentApi(
         {"ams1": backend}, DeployGuard("token", "", Access([], is_required=False)), tmp_path / "router"
     ).routes()  # type: ignore[dict-item]
-    server = Server(Starlette(routes=routes))
+    server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
     await server.start(listener)
     try:
         yield
