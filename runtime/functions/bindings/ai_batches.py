@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import Connection, Database, create, storage_word, transaction
+from runtime.functions.bindings.database import Connection, Database, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
 
 log = logging.getLogger("pilotlight.bindings")
@@ -45,7 +45,7 @@ class Batches:
     @classmethod
     def open(cls, state_dir: Path, services: Services) -> "Batches":
         path = directory_of(state_dir, "ai", services.function) / "batches.sqlite"
-        return cls(services.databases.get(path, lambda path: Database(path, _create, max_bytes=services.max_bytes)))
+        return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
         """Answer batches from now on, those first that an earlier process left."""
@@ -122,10 +122,6 @@ class Batches:
                 raise
             code, status, sentence = word
             raise BindingError(f"AI: {sentence}", code=code, status=status) from None
-
-
-def _create(connection: Connection) -> None:
-    create(connection, SCHEMA)
 
 
 class _QueuedRequest(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
-from runtime.functions.bindings.database import Connection, Database, create
+from runtime.functions.bindings.database import Connection, Database
 from runtime.functions.bindings.place import directory_of
 
 COLUMNS = 20
@@ -38,12 +38,7 @@ class AnalyticsEngine(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AnalyticsEngine":
         dataset = declaration.options.get("dataset") or declaration.name
-        path = dataset_file(state_dir, dataset)
-
-        def make(path: Path) -> Database:
-            return Database(path, lambda connection: create(connection, SCHEMA), max_bytes=services.max_bytes)
-
-        return cls(services.databases.get(path, make))
+        return cls(services.database(dataset_file(state_dir, dataset), SCHEMA))
 
     @method
     async def write(self, request: DataPoint) -> None:

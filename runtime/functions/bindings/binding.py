@@ -8,11 +8,12 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
-from runtime.functions.bindings.database import Databases
+from runtime.functions.bindings.database import Database, Databases, create
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import Failure
@@ -107,6 +108,14 @@ class Services:
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
+
+    def database(self, path: Path, schema: str) -> Database:
+        """Return the one database at a path, with these tables."""
+
+        def make(path: Path) -> Database:
+            return Database(path, lambda connection: create(connection, schema), max_bytes=self.max_bytes)
+
+        return self.databases.get(path, make)
 
 
 RequestT = TypeVar("RequestT")

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Connection, Database, create
+from runtime.functions.bindings.database import Connection, Database
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.channel import Failure
 from runtime.functions.cron import Schedule
@@ -42,11 +42,7 @@ class Crons:
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-
-        def make(path: Path) -> Database:
-            return Database(path, lambda connection: create(connection, SCHEMA), max_bytes=services.max_bytes)
-
-        return cls(schedules, run, services.databases.get(path, make))
+        return cls(schedules, run, services.database(path, SCHEMA))
 
     async def close(self) -> None:
         """Begin nothing new; handlers under way are the function's own to end."""

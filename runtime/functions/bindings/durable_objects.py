@@ -12,15 +12,15 @@ import msgspec
 from msgspec import Meta
 
 from runtime.functions.bindings.alarms import Alarms
+from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
 from runtime.functions.bindings.database import storage_word
 from runtime.functions.bindings.object_file import ObjectFile, StorageListing
 from runtime.functions.bindings.object_migrations import migrate
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
 from runtime.functions.bindings.place import directory_of
-from runtime.functions.bindings.service import fetched
+from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.bindings.sql import SqlError
-from runtime.functions.channel import StreamingReply
 from runtime.functions.manifest_tables import Migration
 
 STORAGE = "@objects"  # no binding of a manifest can have this name
@@ -35,21 +35,13 @@ ClassName = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}$")]
 T = TypeVar("T")
 
 
-class FetchObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    method: str
-    url: str
+class FetchObject(FetchCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Id
-    headers: list[tuple[str, str]] = []
-    body: bytes = b""
-    web_socket: bool = False  # `body` streams its messages
     object_name: str | None = None
 
 
-class RpcObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+class RpcObject(RpcCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Id
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
     object_name: str | None = None
 
 
@@ -78,10 +70,7 @@ class DurableObjects(Binding):
     @method
     async def rpc(self, request: RpcObject) -> Any:
         options = self._options(request.id, request.object_name)
-        called = await self._functions.rpc(
-            self._function, self._class_name, request.name, request.args, request.kwargs, options
-        )
-        return called.value if called.body is None else StreamingReply(called.value, called.body)
+        return await called(self._functions, self._function, self._class_name, request, options)
 
     def _options(self, id: str, name: str | None) -> dict[str, Any]:
         return {"object": self._class_name, "id": id, "name": name}

@@ -25,7 +25,7 @@ from runtime.functions.bindings.binding import (
     in_pieces,
     method,
 )
-from runtime.functions.bindings.database import Connection, Database, create, storage_word, transaction
+from runtime.functions.bindings.database import Connection, Database, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.channel import StreamingReply
 
@@ -89,11 +89,7 @@ class KVNamespace(Binding):
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(
-            services.databases.get(
-                path, lambda path: Database(path, lambda c: create(c, SCHEMA), max_bytes=services.max_bytes)
-            )
-        )
+        return cls(services.database(path, SCHEMA))
 
     @method
     async def get(self, request: KVGet) -> Any:

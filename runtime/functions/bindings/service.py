@@ -1,7 +1,7 @@
 """Service bindings: another function of this site, by its `fetch` or by a method of one of its entrypoints. No socket is opened for it."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -14,21 +14,6 @@ class RpcCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-
-
-class FetchArguments(Protocol):
-    """A request as it crosses a channel."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    @property
-    def headers(self) -> list[tuple[str, str]]: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def web_socket(self) -> bool: ...
 
 
 class Service(Binding):
@@ -54,17 +39,14 @@ class Service(Binding):
 
     @method
     async def rpc(self, request: RpcCall) -> Any:
-        called = await self._functions.rpc(
-            self._function, self._entrypoint, request.name, request.args, request.kwargs, self._options
-        )
-        return called.value if called.body is None else StreamingReply(called.value, called.body)
+        return await called(self._functions, self._function, self._entrypoint, request, self._options)
 
 
 async def fetched(
     functions: Functions,
     function: str,
     entrypoint: str,
-    request: FetchArguments,
+    request: FetchCall,
     body: Body | None,
     options: dict[str, Any],
 ) -> Any:
@@ -75,3 +57,11 @@ async def fetched(
     response = await functions.fetch(function, entrypoint, request.method, request.url, request.headers, sent, options)
     value = {"status": response.status, "headers": response.headers, "web_socket": response.status == 101}
     return StreamingReply(value, response.stream) if response.stream is not None else {**value, "body": response.body}
+
+
+async def called(
+    functions: Functions, function: str, entrypoint: str, request: RpcCall, options: dict[str, Any]
+) -> Any:
+    """Return what a function's method gives, as it crosses a channel."""
+    found = await functions.rpc(function, entrypoint, request.name, request.args, request.kwargs, options)
+    return found.value if found.body is None else StreamingReply(found.value, found.body)

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
-from runtime.functions.bindings.database import Connection, Database, create
+from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
+from runtime.functions.bindings.database import Connection, Database, create, transaction
 from runtime.functions.bindings.place import directory_of
 
 MAX_DIMENSIONS = 1536
@@ -57,10 +57,6 @@ class VectorIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: Annotated[list[str], Meta(max_length=MAX_AT_ONCE)]
 
 
-class DescribeIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No arguments."""
-
-
 class Vectorize(Binding):
     kind = "vectorize"
 
@@ -94,7 +90,7 @@ class Vectorize(Binding):
         return {"ids": request.ids, "count": await self._index.delete(request.ids)}
 
     @method
-    async def describe(self, request: DescribeIndex) -> Any:
+    async def describe(self, request: Nothing) -> Any:
         table = await self._index.table()
         return {"dimensions": table.unit.shape[1], "vectorCount": len(table.ids), "metric": "cosine"}
 
@@ -165,10 +161,8 @@ class VectorIndex:
 
     async def _changed(self, work: Callable[[Connection], T]) -> T:
         def together(connection: Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")  # what raises is rolled back
-            result = work(connection)
-            connection.execute("COMMIT")
-            return result
+            with transaction(connection):
+                return work(connection)
 
         result = await self._database.run(together)
         self._table = None

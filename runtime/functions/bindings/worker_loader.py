@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
 from runtime.functions.bindings.place import directory_of, name_of
-from runtime.functions.bindings.service import fetched
-from runtime.functions.channel import StreamingReply
+from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.manifest import BindingDeclaration, Manifest, ManifestError
 
 MAX_LOADED = 8  # at once by one function; beyond, the longest unused goes
@@ -34,24 +34,16 @@ class LoadWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: bool = True
 
 
-class FetchWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    method: str
-    url: str
+class FetchWorker(FetchCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str
     entrypoint: str = "default"
-    props: dict[str, Any] = {}
-    headers: list[tuple[str, str]] = []
-    body: bytes = b""
-    web_socket: bool = False
+    props: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class RpcWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+class RpcWorker(RpcCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str
     entrypoint: str = "default"
-    props: dict[str, Any] = {}
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
+    props: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class WorkerLoader(Binding):
@@ -100,10 +92,7 @@ class WorkerLoader(Binding):
     @method
     async def rpc(self, request: RpcWorker) -> Any:
         options = {"props": request.props} if request.props else {}
-        called = await self._functions.rpc(
-            self._pool(request.id), request.entrypoint, request.name, request.args, request.kwargs, options
-        )
-        return called.value if called.body is None else StreamingReply(called.value, called.body)
+        return await called(self._functions, self._pool(request.id), request.entrypoint, request, options)
 
     async def close(self) -> None:
         for id in tuple(self._loaded):
