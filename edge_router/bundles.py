@@ -5,11 +5,10 @@ A bundle is there whole or not at all: it is written beside its place, checked, 
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from wire import durable
 from wire.bundles import DIGEST, MAX_BYTES, BundleError, check, digest_of
 
 
@@ -46,18 +45,7 @@ class BundleStore:
         if (found := digest_of(data)) != digest:
             raise BundleError(f"the bundle's bytes have the SHA-256 {found[:12]} and not {digest[:12]}; send it again")
         check(data)
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=self._directory, suffix=".part")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path(digest))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        durable.write(self._path(digest), data)
 
     def _path(self, digest: str) -> Path:
         return self._directory / f"{digest}.tar"

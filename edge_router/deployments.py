@@ -11,24 +11,24 @@ change is answered when they serve it, or with those that do not say so in time.
 import asyncio
 import hmac
 import os
-import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
+from edge_router.routes import limited_body
 from sites.config import ConfigError
+from wire import durable
 from wire.bundles import BundleError
 from wire.credentials import Access, Account, bearer_token_or_none
 from wire.deployments import (
@@ -49,7 +49,7 @@ from wire.deployments import (
     decode_deployments,
     encode,
 )
-from wire.errors import ApiError, Dialect, message_of
+from wire.errors import ApiError, message_of
 from wire.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, hop_is_genuine, sign_hop
 
 STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
@@ -141,18 +141,7 @@ class Deployments:
     def change(self, deployment: Deployment) -> None:
         """There is no await between the look at the revision and this."""
         changed = {**self.known, deployment.name: deployment}
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
-        try:
-            with open(handle, "wb") as file:
-                file.write(encode(list(changed.values())))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self._path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        durable.write(self._path, encode(list(changed.values())))
         self.known = changed
 
 
@@ -207,11 +196,11 @@ class DeploymentApi:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            Route(PATH, self._safe(self.all), methods=["GET"]),
-            Route(PATH + "/bundles/{digest}", self._safe(self.bundle), methods=["GET", "PUT"]),
-            Route(PATH + "/{name}", self._safe(self.one), methods=["GET", "POST"]),
-            Route(PATH + "/{name}/rollback", self._safe(self.rollback), methods=["POST"]),
-            Route(PATH + "/{name}/tail", self._safe(self.tail), methods=["GET"]),
+            Route(PATH, self.all, methods=["GET"]),
+            Route(PATH + "/bundles/{digest}", self.bundle, methods=["GET", "PUT"]),
+            Route(PATH + "/{name}", self.one, methods=["GET", "POST"]),
+            Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
+            Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -224,7 +213,10 @@ class DeploymentApi:
         if request.method == "PUT":
             self._guard.author(request)
             if not self._bundles.has(digest):
-                await self._bundles.put(digest, request.stream())
+                try:
+                    await self._bundles.put(digest, request.stream())
+                except BundleError as error:
+                    raise ApiError("invalid_request", str(error)) from None
             return Response(encode({"digest": digest}), 201, media_type=JSON)
         author = self._guard.author_or_site(request)
         is_theirs = author is None or any(
@@ -355,19 +347,6 @@ class DeploymentApi:
         known = self._deployments.known.values()
         self._bundles.forget({version.digest for deployment in known for version in deployment.versions})
 
-    def _safe(self, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        async def answered(request: Request) -> Response:
-            try:
-                return await work(request)
-            except BundleError as error:
-                return _refused(ApiError("invalid_request", str(error)))
-            except ApiError as error:
-                return _refused(error)
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it, and nothing was kept
-
-        return answered
-
 
 def deployment_api(backends: Mapping[str, Backend], access: Access) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
@@ -378,13 +357,9 @@ def deployment_api(backends: Mapping[str, Backend], access: Access) -> Deploymen
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise ApiError("body_too_large", f"the body is larger than {MAX_BODY} bytes")
+    body = await limited_body(request, MAX_BODY)
     try:
-        return msgspec.json.decode(bytes(body), type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise ApiError("invalid_request", str(error)) from None
     except msgspec.DecodeError as error:
@@ -402,8 +377,3 @@ def _named(name: str) -> str:
 
 def _serves_functions(backend: Backend) -> bool:
     return backend.state == "healthy" and backend.status is not None and backend.status.functions is not None
-
-
-def _refused(error: ApiError) -> Response:
-    body = msgspec.json.encode(error.body(Dialect.OPENAI))
-    return Response(body, error.status(Dialect.OPENAI), dict(error.headers()), JSON)

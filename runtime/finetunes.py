@@ -20,8 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.peft import CONFIG, WEIGHTS, AdapterError, check, read_config, read_tensors
-from runtime import durable
 from sites.site import FinetunesConfig
+from wire import durable
 from wire.errors import ApiError
 from wire.finetunes import Finetune, FinetuneList
 

@@ -79,7 +79,7 @@ def test_the_runtime_knows_only_the_engines_client_half() -> None:
 
 
 # What functions may import of the site they are served by: how ASGI is spoken here, and how a file is written for good. All else is passed in.
-FUNCTIONS_MAY_IMPORT = ("runtime.functions", "runtime.connection", "runtime.durable", "runtime.middleware")
+FUNCTIONS_MAY_IMPORT = ("runtime.functions", "runtime.connection", "runtime.middleware")
 COMMANDS_MAY_IMPORT = ("runtime.app", "runtime.serve", "runtime.cli")
 SITE_MAY_IMPORT = (
     "runtime.functions.service",

@@ -4,7 +4,21 @@ A rename alone may reach the disk before what was written: the file then has its
 """
 
 import os
+import tempfile
 from pathlib import Path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file that is its owner's alone: the old one is there or the new one, never half of it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        replace(Path(made), path)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise
 
 
 def replace(made: Path, path: Path) -> None:

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from runtime import durable
 from runtime.fetching.listing import NAME, ListingError, parse_listing
+from wire import durable
 
 STORE_ENV = "PILOTLIGHT_MODELS"
 LOOK_S = 0.5  # whether another process has finished the same model

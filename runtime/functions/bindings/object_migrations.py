@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime import durable
 from runtime.functions.bindings.place import name_of
 from runtime.functions.manifest_tables import Migration
+from wire import durable
 
 log = logging.getLogger("pilotlight.bindings")
 
@@ -28,10 +28,9 @@ def migrate(directory: Path, migrations: Iterable[Migration]) -> None:
         for deleted in migration.deleted_classes:
             shutil.rmtree(directory / name_of(deleted), ignore_errors=True)
         done.append(migration.tag)
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written = record.with_suffix(".new")
-        written.write_text(json.dumps(done))
-        durable.replace(written, record)  # a crash before this repeats the tag, which then finds nothing to do
+        durable.write(
+            record, json.dumps(done).encode()
+        )  # a crash before this repeats the tag, which then finds nothing to do
 
 
 def _rename(old: Path, new: Path) -> None:

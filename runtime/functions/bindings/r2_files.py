@@ -34,6 +34,7 @@ from runtime.functions.bindings.r2_objects import (
     decoded_cursor,
     multipart_etag,
 )
+from wire import durable
 
 CHUNK_BYTES = 256 << 10
 STRAY_AFTER_S = 3600.0  # another process may be writing what is younger
@@ -325,11 +326,7 @@ def _finish(file: FileIO, data: bytes, update: Callable[[bytes], None], path: Pa
     path.parent.mkdir(exist_ok=True, mode=0o700)
     os.rename(str(file.name), path)
     for directory in (path.parent, path.parent.parent):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        durable.sync(directory)
 
 
 def _head(connection: Connection, key: str) -> ObjectHead | None:

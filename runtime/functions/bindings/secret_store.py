@@ -12,8 +12,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from runtime import durable
 from runtime.functions.bindings.place import name_of
+from wire import durable
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -71,16 +71,7 @@ class SecretStore:
             raise SecretError(f"{path} is damaged ({error}); remove it and put the secrets again") from None
 
     def _write(self, function: str, sealed: dict[str, bytes]) -> None:
-        """Write the file: the old one is there or the new one, never half of it."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=self._directory)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.msgpack.encode(sealed))
-            durable.replace(Path(temporary), self._file_of(function))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        durable.write(self._file_of(function), msgspec.msgpack.encode(sealed))
 
     def _file_of(self, function: str) -> Path:
         return self._directory / f"{name_of(function)}.sealed"

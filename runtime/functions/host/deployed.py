@@ -17,10 +17,10 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from runtime import durable
 from runtime.functions.channel import Failure
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
+from wire import durable
 from wire.bundles import MAX_BYTES, BundleError, digest_of, unpack
 from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
 from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop
@@ -234,10 +234,8 @@ class DeployedFunctions:
                 await self._apply()
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        written = self._directory / "deployments.new"
-        written.write_bytes(encode(list(known.values())))
-        durable.replace(written, self._directory / "deployments.json")
+        self._directory.mkdir(parents=True, exist_ok=True)  # functions are run from here, by other users
+        durable.write(self._directory / "deployments.json", encode(list(known.values())))
 
     async def _apply(self) -> None:
         """Serve what has traffic, stop what has none, and remove what no version names."""

@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime import durable
 from runtime.functions.host.interpreters import OWN, Interpreter
 from runtime.functions.manifest import ManifestError
+from wire import durable
 
 log = logging.getLogger("pilotlight.function")
 
