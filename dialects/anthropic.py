@@ -31,7 +31,7 @@ from dialects.bodies import (
 )
 from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
 from dialects.invalid_values import ValidationError
-from dialects.parsing import Resolve, conversation_of, known_model, parse_body
+from dialects.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, FinishReason, Usage
@@ -121,7 +121,7 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
     if continues and (messages[-1].tool_calls or not str(messages[-1].content or "").strip()):
-        raise _refused("the last message, where it is the assistant's, must end with text", "messages")
+        raise refused("the last message, where it is the assistant's, must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
     return ValidGeneration(
@@ -141,10 +141,6 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
         constraint=_constraint(body),
         ignored=ignored,
     )
-
-
-def _refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
-    return ApiError(word, f"{param}: {sentence}", param=param)
 
 
 def _messages(body: MessagesBody) -> Iterator[MessageBody]:
@@ -171,7 +167,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
                 said = []
             content = block.get("content")
             told = [""] if content is None else _pieces(content, f"{at}.content")
-            call_id = _string(block, "tool_use_id", at)
+            call_id = string_in(block, "tool_use_id", at)
             result = joined(told)
             if block.get("is_error"):
                 result = f"Error: {result}" if isinstance(result, str) else ["Error:", *result]
@@ -189,11 +185,11 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
         match block.get("type"):
             case "tool_use":
                 if not isinstance(given := block.get("input"), dict):
-                    raise _refused("must be an object", f"{at}.input")
-                function = CallFunctionBody(name=_string(block, "name", at), arguments=given)
-                calls.append(CallBody(id=_string(block, "id", at), function=function))
+                    raise refused("must be an object", f"{at}.input")
+                function = CallFunctionBody(name=string_in(block, "name", at), arguments=given)
+                calls.append(CallBody(id=string_in(block, "id", at), function=function))
             case "thinking":
-                thoughts.append(_string(block, "thinking", at))
+                thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
                 pass  # another service's, which only that can read
             case _:
@@ -217,7 +213,7 @@ def _pieces(content: Any, where: str) -> Content:
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise _refused("must be a string or a list of blocks", where)
+        raise refused("must be a string or a list of blocks", where)
     return content
 
 
@@ -232,38 +228,32 @@ def _piece(block: dict[str, Any], where: str) -> str | ImagePart:
             case {"type": "url", **told}:
                 return image_at(told.get("url"))
     except ValidationError as error:
-        raise _refused(str(error), f"{where}.source") from None
-    raise _refused('must have the type "base64" or "url"', f"{where}.source")
+        raise refused(str(error), f"{where}.source") from None
+    raise refused('must have the type "base64" or "url"', f"{where}.source")
 
 
 def _text_of(block: dict[str, Any], where: str) -> str:
     kind = block.get("type")
     if kind == "text":
-        return _string(block, "text", where)
+        return string_in(block, "text", where)
     if not isinstance(kind, str):
-        raise _refused("each block needs a type, a string", f"{where}.type")
-    raise _refused(
+        raise refused("each block needs a type, a string", f"{where}.type")
+    raise refused(
         f"blocks of type {kind[:50]!r} are not supported by this model; send text and images",
         where,
         "unsupported_parameter",
     )
 
 
-def _string(block: dict[str, Any], name: str, where: str) -> str:
-    if not isinstance(value := block.get(name), str):
-        raise _refused("must be a string", f"{where}.{name}")
-    return value
-
-
 def _tool(tool: MessagesToolBody, where: str) -> ToolBody:
     if tool.type not in (None, "custom"):
-        raise _refused(
+        raise refused(
             f"the tool {tool.type[:50]!r} is Anthropic's own; declare tools by input_schema",
             f"{where}.type",
             "unsupported_parameter",
         )
     if tool.input_schema is None:
-        raise _refused("is required", f"{where}.input_schema")
+        raise refused("is required", f"{where}.input_schema")
     function = FunctionBody(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
@@ -283,8 +273,8 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool
         case "none":
             return "none", parallel
         case "tool":
-            return NamedToolBody(name=_string(choice, "name", "tool_choice")), parallel
-    raise _refused('must be "auto", "any", "tool" or "none"', "tool_choice.type")
+            return NamedToolBody(name=string_in(choice, "name", "tool_choice")), parallel
+    raise refused('must be "auto", "any", "tool" or "none"', "tool_choice.type")
 
 
 def _thinking(body: MessagesBody) -> dict[str, Any]:
@@ -293,13 +283,13 @@ def _thinking(body: MessagesBody) -> dict[str, Any]:
     if body.thinking is not None:
         kind = body.thinking.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
-            raise _refused('must be "enabled", "disabled" or "adaptive"', "thinking.type")
+            raise refused('must be "enabled", "disabled" or "adaptive"', "thinking.type")
         if kind != "adaptive":
             told = {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}
     effort = (body.output_config or {}).get("effort")
     if effort is not None:
         if effort not in ("low", "medium", "high", "xhigh", "max"):
-            raise _refused('must be "low", "medium", "high", "xhigh" or "max"', "output_config.effort")
+            raise refused('must be "low", "medium", "high", "xhigh" or "max"', "output_config.effort")
         told["reasoning_effort"] = effort
     return told
 
@@ -311,11 +301,11 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
     if form is None:
         return None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
-        raise _refused('must be {"type": "json_schema", "schema": {...}}', where)
+        raise refused('must be {"type": "json_schema", "schema": {...}}', where)
     try:
         return schema_constraint(form.get("schema"))
     except ValidationError as error:
-        raise _refused(str(error), f"{where}.schema", error.word) from None
+        raise refused(str(error), f"{where}.schema", error.word) from None
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:

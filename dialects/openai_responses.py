@@ -27,7 +27,7 @@ from dialects.bodies import (
 )
 from dialects.images import Content, ImagePart, image_at, joined
 from dialects.invalid_values import ValidationError
-from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments
+from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments, refused, string_in
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
@@ -117,7 +117,7 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
     if requested is None:
         raise ApiError("invalid_request", "model is required", param="model")
     if body.include and "message.output_text.logprobs" in body.include:
-        raise _refused(
+        raise refused(
             "log-probabilities are not part of this answer; see /v1/chat/completions",
             "include",
             "unsupported_parameter",
@@ -146,10 +146,6 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
     )
 
 
-def _refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
-    return ApiError(word, f"{param}: {sentence}", param=param)
-
-
 def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
     """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls."""
     if body.instructions:
@@ -158,7 +154,7 @@ def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
         yield MessageBody(role="user", content=body.input)
         return
     if not body.input:
-        raise _refused("must not be empty", "input")
+        raise refused("must not be empty", "input")
     turn = _Turn()
     for i, item in enumerate(body.input):
         where = f"input[{i}]"
@@ -206,13 +202,13 @@ class _Turn:
 def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBody:
     if kind == "function_call_output":
         output = joined(_parts(item.get("output"), f"{where}.output"))
-        return MessageBody(role="tool", content=output, tool_call_id=_string(item, "call_id", where))
+        return MessageBody(role="tool", content=output, tool_call_id=string_in(item, "call_id", where))
     if kind == "item_reference":
-        raise _refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
+        raise refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
     if kind != "message":
-        raise _refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
+        raise refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
     if role not in ("user", "system", "developer"):
-        raise _refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
+        raise refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
     read = _parts if role == "user" else _texts
     return MessageBody(role=role, content=joined(read(item.get("content"), f"{where}.content")))
 
@@ -221,7 +217,7 @@ def _texts(content: Any, where: str) -> list[str]:
     pieces = _parts(content, where)
     for i, piece in enumerate(pieces):
         if not isinstance(piece, str):
-            raise _refused("images come from users and tools alone", f"{where}[{i}]")
+            raise refused("images come from users and tools alone", f"{where}[{i}]")
     return [piece for piece in pieces if isinstance(piece, str)]
 
 
@@ -230,7 +226,7 @@ def _parts(content: Any, where: str) -> Content:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise _refused("must be a string or a list of parts", where)
+        raise refused("must be a string or a list of parts", where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
@@ -238,45 +234,37 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
     kind = part.get("type")
     if kind == "input_image":
         if part.get("image_url") is None and part.get("file_id") is not None:
-            raise _refused(
-                "files are not kept here: send the image itself", f"{where}.file_id", "unsupported_parameter"
-            )
+            raise refused("files are not kept here: send the image itself", f"{where}.file_id", "unsupported_parameter")
         try:
             return image_at(part.get("image_url"))
         except ValidationError as error:
-            raise _refused(str(error), f"{where}.image_url") from None
+            raise refused(str(error), f"{where}.image_url") from None
     if kind == "refusal":
-        return _string(part, "refusal", where)
+        return string_in(part, "refusal", where)
     if kind not in _TEXTS:
-        raise _refused(
+        raise refused(
             f"parts of type {str(kind)[:50]!r} are not supported; send text and images",
             where,
             "unsupported_parameter",
         )
-    return _string(part, "text", where)
+    return string_in(part, "text", where)
 
 
 def _call(item: dict[str, Any], where: str) -> CallBody:
-    arguments = read_arguments(_string(item, "arguments", where), f"{where}.arguments")
-    function = CallFunctionBody(name=_string(item, "name", where), arguments=arguments)
-    return CallBody(id=_string(item, "call_id", where), function=function)
-
-
-def _string(item: dict[str, Any], name: str, where: str) -> str:
-    if not isinstance(value := item.get(name), str):
-        raise _refused("must be a string", f"{where}.{name}")
-    return value
+    arguments = read_arguments(string_in(item, "arguments", where), f"{where}.arguments")
+    function = CallFunctionBody(name=string_in(item, "name", where), arguments=arguments)
+    return CallBody(id=string_in(item, "call_id", where), function=function)
 
 
 def _tool(tool: ResponsesToolBody, where: str) -> ToolBody:
     if tool.type != "function":
-        raise _refused(
+        raise refused(
             f"tools of type {tool.type[:50]!r} are not supported; declare functions",
             f"{where}.type",
             "unsupported_parameter",
         )
     if tool.name is None:
-        raise _refused("is required", f"{where}.name")
+        raise refused("is required", f"{where}.name")
     # OpenAI's are strict unless they say otherwise; but where null is sent, nothing is demanded of a schema that nobody has checked.
     function = FunctionBody(
         name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
@@ -293,11 +281,11 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice | None
     if choice == "required":
         return "required", None
     if isinstance(choice, dict) and choice.get("type") == "function":
-        return NamedToolBody(name=_string(choice, "name", "tool_choice")), None
+        return NamedToolBody(name=string_in(choice, "name", "tool_choice")), None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         names = [str(tool.get("name")) for tool in choice["tools"] if isinstance(tool, dict)]
         return "required" if choice.get("mode") == "required" else "auto", names
-    raise _refused(
+    raise refused(
         'must be "auto", "none", "required", {"type": "function", "name": "..."} or allowed_tools', "tool_choice"
     )
 
@@ -313,8 +301,8 @@ def _constraint(text: TextBody | None) -> AnswerConstraint | None:
             try:
                 return schema_constraint((form or {}).get("schema"))
             except ValidationError as error:
-                raise _refused(str(error), "text.format.schema", error.word) from None
-    raise _refused('must have the type "text", "json_object" or "json_schema"', "text.format")
+                raise refused(str(error), "text.format.schema", error.word) from None
+    raise refused('must have the type "text", "json_object" or "json_schema"', "text.format")
 
 
 def _told(body: ResponsesBody) -> dict[str, Any]:

@@ -64,9 +64,9 @@ def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str,
 
 def _leave_out(name: str, value: Any, names: frozenset[str], ignored: list[str] | None) -> None:
     if name in UNSUPPORTED:
-        refused = UNSUPPORTED[name]
-        if value is not None and not any(type(value) is type(n) and value == n for n in _widened(refused.neutral)):
-            message = f"{name} is not supported with this value: {refused.instead}"
+        found = UNSUPPORTED[name]
+        if value is not None and not any(type(value) is type(n) and value == n for n in _widened(found.neutral)):
+            message = f"{name} is not supported with this value: {found.instead}"
             raise ApiError("unsupported_parameter", message, param=name)
     elif name not in HARMLESS and ignored is not None:
         ignored += [name] if value is not None else ()
@@ -229,3 +229,15 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
     return arguments
+
+
+def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
+    """Return the error of a part of a body, which its sentence begins with."""
+    return ApiError(word, f"{param}: {sentence}", param=param)
+
+
+def string_in(part: dict[str, Any], name: str, where: str) -> str:
+    """Return a part's text of this name. Raises ApiError where it has none."""
+    if not isinstance(value := part.get(name), str):
+        raise refused("must be a string", f"{where}.{name}")
+    return value
