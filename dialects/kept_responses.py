@@ -83,9 +83,8 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._clock = clock
-        self._all: OrderedDict[str, tuple[KeptResponse, int]] = (
-            OrderedDict()
-        )  # with its bytes; the longest untouched first
+        # Each with its bytes; the longest untouched first.
+        self._all: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
         self._num_bytes = 0
         self._outputs: dict[tuple[str, str], bytes] = {}  # items of answers, by tenant and id
 

@@ -9,9 +9,8 @@ from dialects.images import ImagePart
 from wire.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 from wire.data_sites import NO_OTHERS, DataSites
 
-INLINE_BYTES = (
-    16 << 10
-)  # of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread
+# Of a body: what is in it is worked on at once, in milliseconds at worst, and what is in a longer one in a thread.
+INLINE_BYTES = 16 << 10
 
 
 class AnswerConstraint(Struct, frozen=True):

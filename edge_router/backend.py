@@ -182,9 +182,8 @@ class PublishedStatus:
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self._learn_prefixes(status)
-        models = tuple(
-            replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models
-        )  # they are decoded
+        # Their prefixes are decoded.
+        models = tuple(replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models)
         self._set(replace(status, models=models), asked_at)
         return True
 

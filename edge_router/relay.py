@@ -28,9 +28,8 @@ from wire.usage import ResourceUse
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
-MAX_HELD_BYTES = (
-    8 << 20
-)  # of events whose resume point has not come: a site writes them in one piece, at most some hundred kB
+# Of events whose resume point has not come: a site writes them in one piece, at most some hundred kB.
+MAX_HELD_BYTES = 8 << 20
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
 MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it

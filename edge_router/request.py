@@ -62,9 +62,8 @@ _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-_thread = ThreadPoolExecutor(
-    1, "large bodies"
-)  # one for all: of several, each would keep the loop waiting for a turn of its own
+# One for all: of several, each would keep the loop waiting for a turn of its own.
+_thread = ThreadPoolExecutor(1, "large bodies")
 
 
 async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:

@@ -146,9 +146,8 @@ class SessionTable:
         if not named:
             return Recall(longest, held)
         assert conversation.session is not None
-        tokens = held.get(
-            named[0], self._entries[conversation.session].tokens
-        )  # it may name a session whose messages we cannot follow
+        # A request may name a session whose messages we cannot follow.
+        tokens = held.get(named[0], self._entries[conversation.session].tokens)
         cached = held[named[0]] = min(tokens, conversation.tokens)
         return Recall(Home(named[0], cached, by_name=True), held)
 

@@ -30,9 +30,8 @@ from wire.http.client import (
 )
 from wire.usage import USAGE, WORK, ResourceUse, decode_use
 
-MAX_BODY_BYTES = (
-    64 << 20
-)  # of a response that is no stream: it is read whole so that its loss can be made good elsewhere
+# Of a response that is no stream: it is read whole so that its loss can be made good elsewhere.
+MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again

@@ -253,9 +253,8 @@ class Engine:
 
     def load(self) -> ModelLoad:
         pool = self.scheduler.pool
-        free, total = (
-            (pool.num_available, pool.num_blocks) if self._lease is None else self._lease.capacity()
-        )  # of one group each
+        # Blocks of one group each.
+        free, total = (pool.num_available, pool.num_blocks) if self._lease is None else self._lease.capacity()
         num_groups = len(self._limits.windows)
         block_tokens = self._limits.block_size / num_groups
         capacity = Capacity(free // num_groups, total // num_groups)

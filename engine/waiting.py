@@ -24,9 +24,8 @@ class WaitingSequences:
     @property
     def num_tokens(self) -> int:
         """Tokens that all of them will compute until they decode."""
-        return (
-            self.ready.num_tokens + self.awaiting.num_tokens + len(self._samples)
-        )  # a sample: all but a few are cached
+        # One for a sample: all but a few of its tokens are cached.
+        return self.ready.num_tokens + self.awaiting.num_tokens + len(self._samples)
 
     def add(self, sequence: Sequence, leader: Sequence | None, awaited: Awaited | None) -> None:
         """Let a sequence wait until `leader`, another of the same prompt, has computed it, then for what it awaits, then for its turn."""

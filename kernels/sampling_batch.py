@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kernels.sampling_scale import highest_cost, scale_of
 
-HEAVIEST = (
-    1 << 42
-)  # the likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it
+# The likeliest token's weight: the sum over 2**20 entries fits int64, and what weighs 0 is less likely than 2**-42 of it.
+HEAVIEST = 1 << 42
 MAX_VOCAB = 1 << 20
 # Of 2**(24 - x) for x in [0, 1), a minimax polynomial in fp32, each operation rounded: 2.6e-7 off at most, which fp32 logits are themselves.
 POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)

@@ -33,11 +33,12 @@ from load_tests.ceilings import NAMES, Ceilings
 from load_tests.timing import Budget, host_times_s
 
 BLOCK_SIZE = 16
+# A decode step is recorded as a CUDA graph when it is launched for the fourth time.
 WARM_UPS, REPEATS, LEAST_REPEATS = (
     6,
     10,
     3,
-)  # a decode step is recorded as a CUDA graph when it is launched for the fourth time
+)
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
 SERVED_STEPS = 24  # of an engine, after as many that record and settle
 

@@ -91,9 +91,8 @@ def tensors(shape: Shape, vocab: int) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.down_proj.weight": (shape.hidden, shape.intermediate),
         }
     named |= {"model.norm.weight": (shape.hidden,), "lm_head.weight": (vocab, shape.hidden)}
-    return dict(
-        sorted(named.items())
-    )  # as safetensors writes them: what lies beside what decides how much can be used in place
+    # As safetensors writes them: what lies beside what decides how much can be used in place.
+    return dict(sorted(named.items()))
 
 
 def _write_weights(path: Path, named: dict[str, tuple[int, ...]]) -> None:

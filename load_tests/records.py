@@ -100,9 +100,8 @@ def _accelerator() -> str | None:
         answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         answer = []
-    torch = sys.modules.get(
-        "torch"
-    )  # a container may have the device and no nvidia-smi; who measures it has torch loaded
+    # A container may have the device and no nvidia-smi; who measures it has torch loaded.
+    torch = sys.modules.get("torch")
     if not answer and torch is not None and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     return answer[0] if answer else None

@@ -30,9 +30,8 @@ OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 # The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
 REFUSALS = frozenset({"draining", "overloaded", "engine_error", "model_load_failed", "signature", "clock"})
-OVERLOADED = (
-    (REFUSAL, "overloaded"),
-)  # of a refused connection: whoever is refused may be a router, which goes elsewhere
+# Of a refused connection: whoever is refused may be a router, which goes elsewhere.
+OVERLOADED = ((REFUSAL, "overloaded"),)
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
 DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"

@@ -63,9 +63,8 @@ class BatchRoutes:
                     "not_found", "this router keeps no batches: ledger.directory of its file says where it would"
                 )
             told = await client.while_present(_Asked(self._queue, client, body).answer())
-            content = (
-                told if isinstance(told, bytes) else await self._queue.do(orjson.dumps, told)
-            )  # of a batch's answers
+            # Bytes are the answers of a batch.
+            content = told if isinstance(told, bytes) else await self._queue.do(orjson.dumps, told)
         kind = "application/octet-stream" if isinstance(told, bytes) else "application/json"
         await client.respond(200, [("content-type", kind), ("content-length", str(len(content)))], content)
 

@@ -55,9 +55,8 @@ class PlannedModel(NamedTuple):
         if num_stages == 1:
             return [range(len(self.layers))]
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
-        head = WeightShape(
-            "head", "", self.config.vocab_size, self.config.hidden_size
-        )  # even where it is the embedding
+        # It costs the same where it is the embedding.
+        head = WeightShape("head", "", self.config.vocab_size, self.config.hidden_size)
         return balanced_stages(costs, 0.0 if self.is_encoder else self._step_cost(head), num_stages)
 
     def weights(self) -> Iterator[tuple[int | None, WeightShape]]:

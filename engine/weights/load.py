@@ -66,9 +66,8 @@ class FilledModel(Generic[ModelT]):
     is_proved: bool = False  # an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
     saved_bytes: int = 0  # by matrices in 12 bits
-    in_files: Mapping[str, tuple[StoredRange, ...]] = field(
-        default_factory=dict
-    )  # of tensors that are files' own pages
+    # Where those tensors lie that are files' own pages.
+    in_files: Mapping[str, tuple[StoredRange, ...]] = field(default_factory=dict)
 
 
 class WeightLoad(Generic[ModelT]):

@@ -64,9 +64,8 @@ class Operation:
         str, ...
     ] = ()  # arguments along whose first dimension, and that of all results, a large call can be checked in parts
     triton: str = ""  # module and function below kernels.triton, such as "linear.gemv", where `function` declares none
-    rivals: Mapping[str, Callable[..., Any]] = field(
-        default_factory=dict
-    )  # torch's own, by name, with the same arguments
+    # Torch's own, by name, with the same arguments.
+    rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def triton_form(self) -> Callable[..., Any]:
         module, _, name = (self.triton or self.function.triton).rpartition(".")

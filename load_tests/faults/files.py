@@ -83,9 +83,8 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
         it.network.wait_until_up()
         warm(it)
-        _wait_for(
-            lambda: [*model.parent.glob("pilotlight/bootstrap/digests/*.json")], 60
-        )  # what the first load has found
+        # What the first load has found.
+        _wait_for(lambda: [*model.parent.glob("pilotlight/bootstrap/digests/*.json")], 60)
         damage(model / "model.safetensors")
         kill_site(it, "ams1")
         time.sleep(6)

@@ -129,9 +129,8 @@ def measure(
                     shares.append(page_cache.drop(files))
                 measured.setdefault(clock, []).append(bench.from_nothing())
             if shares:
-                facts["still_cached_share"] = round(
-                    max(shares), 4
-                )  # above 0: the kernel did not obey, and (a) is not cold
+                # Above 0: the kernel did not obey, and (a) is not cold.
+                facts["still_cached_share"] = round(max(shares), 4)
                 if max(shares) > 0.01:
                     console.log(
                         f"the kernel kept {max(shares):.0%} of the checkpoint in memory: (a) is not what it says"

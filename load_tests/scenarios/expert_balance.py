@@ -21,11 +21,12 @@ from load_tests.records import write_record
 _HIDDEN, _INNER = 768, 384
 _RANKS = (2, 4)
 _TOKENS = (16, 256)  # of a step
+# Experts, of a token, Zipf's exponent, copies on each rank.
 _SHAPES = (
     (32, 4, 1.0, 2),
     (32, 4, 2.0, 2),
     (8, 2, 1.0, 1),
-)  # experts, of a token, Zipf's exponent, copies on each rank
+)
 _SEEN = 4096  # tokens by which experts are placed
 
 

@@ -93,9 +93,8 @@ class Watched(Speculator):
 
     def __init__(self, drafters: SequenceOf[Drafter], vocab_size: int, model: ModelDrafter | None = None) -> None:
         super().__init__(drafters, vocab_size, model=model)
-        self.checked: dict[str, list[int]] = defaultdict(
-            lambda: [0, 0]
-        )  # by kind: accepted, and checked behind right ones
+        # By kind: accepted, and checked behind right ones.
+        self.checked: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.accepted: list[int] = []  # of each check
         self.predicted: list[tuple[int, float, float]] = []  # rows, seconds as predicted and as they were
 

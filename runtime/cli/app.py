@@ -500,9 +500,8 @@ def main() -> None:
         print(f"pilotlight: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader left; do not complain at exit either
+        # The reader left; do not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 NAME = "pilotlight-files.json"
-CHUNK_BYTES = (
-    16 << 20
-)  # at 1 Gbit/s an eighth of a second: little is lost to a cut, and a 1 TB model's listing has 4 MB
+# At 1 Gbit/s an eighth of a second: little is lost to a cut, and a 1 TB model's listing has 4 MB.
+CHUNK_BYTES = 16 << 20
 MAX_LISTING_BYTES = 64 << 20
 MAX_FILES = 10_000
 

@@ -62,9 +62,8 @@ def _forward(network: Network, ids: Tensor, padding: Tensor, seen: int, caches: 
     cos, sin = network.cos[positions][:, None].to(x.dtype), network.sin[positions][:, None].to(x.dtype)
     keys = torch.arange(seen + length, device=ids.device)
     visible = (keys[None, None, :] <= at[None, :, None]) & (keys[None, None, :] >= padding[:, None, None])
-    visible = visible | (
-        keys[None, None, :] == at[None, :, None]
-    )  # a padded row sees itself, so that no softmax is empty
+    # A padded row sees itself, so that no softmax is empty.
+    visible = visible | (keys[None, None, :] == at[None, :, None])
     for layer, cache in zip(network.layers, caches, strict=True):
         assert isinstance(layer, Layer)
         x = _layer(layer, x, cos, sin, visible[:, None], cache)

@@ -28,9 +28,8 @@ def migrate(directory: Path, migrations: Iterable[Migration]) -> None:
         for deleted in migration.deleted_classes:
             shutil.rmtree(directory / name_of(deleted), ignore_errors=True)
         done.append(migration.tag)
-        durable.write(
-            record, json.dumps(done).encode()
-        )  # a crash before this repeats the tag, which then finds nothing to do
+        # A crash before this repeats the tag, which then finds nothing to do.
+        durable.write(record, json.dumps(done).encode())
 
 
 def _rename(old: Path, new: Path) -> None:

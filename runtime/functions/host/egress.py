@@ -40,9 +40,8 @@ DROPPED = frozenset(
     }
 )
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-UNICAST = ipaddress.ip_network(
-    "2000::/3"
-)  # all that IANA gives away of IPv6: site-local, ::a.b.c.d, local NAT64 and SRv6 lie elsewhere
+# All that IANA gives away of IPv6: site-local, ::a.b.c.d, local NAT64 and SRv6 lie elsewhere.
+UNICAST = ipaddress.ip_network("2000::/3")
 NOT_PUBLIC = tuple(  # though Python, or some release of it, calls them global
     ipaddress.ip_network(text)
     for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")  # the first: Azure's wire server

@@ -44,9 +44,8 @@ ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cann
 
 def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     """Serve the function until the runtime closes the channel."""
-    faulthandler.register(
-        signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False
-    )  # works while the loop is blocked
+    # Works while the loop is blocked.
+    faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = boot.sys_path
     sock = socket.socket(fileno=channel_fd)

@@ -38,10 +38,11 @@ CLOSE_S = 5.0  # for the OCI runtime to take its containers away
 INSIDE = "/opt/pilotlight"  # where the container has what of ours it needs
 ZYGOTE_MIB = 96  # beside the isolates: the interpreter with all that is imported for everybody
 LAST_LINES = 3
+# Of DENIED, what the OCI runtime itself needs to start the process; denied by the process to itself.
 NO_MEANS = (
     "execve",
     "execveat",
-)  # of DENIED, what the OCI runtime itself needs to start the process; denied by the process to itself
+)
 HIDDEN = (
     "/proc/acpi",
     "/proc/kcore",
