@@ -267,7 +267,8 @@ class Engine:
         """Return a scheduler with nothing cached. What was borrowed goes back, emptied."""
         drop, lease = self.tiers.drop, self._lease
         num_blocks = self.info.total_blocks * len(self._limits.windows)
-        pool = BlockPool(num_blocks, on_forget=drop) if lease is None else lease.new_pool(drop)
+        copies = self._limits.copies
+        pool = BlockPool(num_blocks, on_forget=drop, num_shares=copies) if lease is None else lease.new_pool(drop)
         self._generations = GenerationCheck(pool.generations, with_torch=self._with_torch)
         scheduler = Scheduler(pool, self._limits, self._lease, self.tiers, self._clock, self._speculation)
         self._publisher = Publisher(
@@ -290,7 +291,8 @@ class Engine:
         if self._lease is None or self._lease.max_blocks == self._max_blocks:
             return
         self._max_blocks = max_blocks = self._lease.max_blocks
-        context_length = self._limits.groups.longest_context(max_blocks, self._longest_context)
+        of_rank = max_blocks // self._limits.copies
+        context_length = self._limits.groups.longest_context(of_rank, self._longest_context)
         if context_length == self.info.context_length:
             return
         self.info = replace(

@@ -58,7 +58,7 @@ from engine.weights.formats.registry import read_format
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
-from engine.weights.shard import WHOLE, Shard, Stage
+from engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from engine.weights.source import WeightSource
 from engine.weights.storage import MetaStorage
 
@@ -152,8 +152,9 @@ class ModelLoading(NamedTuple):
             return WHOLE
         stages, number = self.stages, self.links.stage
         stage = Stage(number, len(stages), stages[number]) if len(stages) > 1 else None
-        spare = Parallelism.of_host(self.host).spare
-        return self.links.shard._replace(stage=stage, has_whole_experts=self.host.expert_parallel, spare_experts=spare)
+        degrees = Parallelism.of_host(self.host)
+        experts = ExpertShard(self.links.rank, degrees.ep, degrees.spare) if degrees.ep > 1 else None
+        return self.links.shard._replace(stage=stage, experts=experts)
 
     @property
     def stages(self) -> list[range]:
@@ -182,10 +183,11 @@ class ModelLoading(NamedTuple):
         dtype = self._dtype()
         self.phases.end("fingerprint")
         layout = self.layout()
-        place = find_place(spec, layout, memory.slabs, arena.total_bytes)
+        copies = 1 if group is None else group.copies
+        place = find_place(spec, layout, memory.slabs, arena.total_bytes, copies)
         try:
             if isinstance(place, Lease):
-                num_blocks, first_slab, num_seen = place.max_blocks, 0, place.grid.capacity
+                num_blocks, first_slab, num_seen = place.max_blocks // copies, 0, place.grid.capacity // copies
             else:
                 num_blocks = num_seen = num_reserved_blocks(spec, layout)
                 first_slab = place.slabs.start
@@ -221,14 +223,15 @@ class ModelLoading(NamedTuple):
             runner = own if group is None else group.runner(own, spec.name)
             lease = place if isinstance(place, Lease) else None
             weights = self.source.fingerprint if tiers else b""
-            info = self._info(context_length, dtype, loaded, block_size, num_blocks // len(layout.groups))
+            info = self._info(context_length, dtype, loaded, block_size, copies * num_blocks // len(layout.groups))
             if drafts is not None:
                 info = replace(info, weights_bytes=info.weights_bytes + drafts.num_bytes)
             arranged = f"{layout.identity}:{arena.device.type}{identity_of(self.drafts) if tiers else ''}"
-            if group is not None:  # of which a block has all ranks' parts, one behind another
-                arranged += f":{group.size}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
+            num_parts = 1 if group is None else group.parts
+            if num_parts > 1 and group is not None:  # a block has several ranks' parts, one behind another
+                arranged += f":{num_parts}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
-            copier, block_bytes = _copier(own, spec.name, group), layout.block_bytes * (group.size if group else 1)
+            copier, block_bytes = _copier(own, spec.name, group), layout.block_bytes * num_parts
             info = replace(info, kv_block_bytes=block_bytes, kv_windows=layout.windows)
             kept = tiers.cache_for(identity, copier, block_bytes) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
@@ -299,7 +302,7 @@ class ModelLoading(NamedTuple):
             runner.warm_up(self._warm_up_prompt(context_length))
             self.phases.end("warm_up")
         info = self._info(context_length, dtype, loaded, context_length, num_texts)
-        engine = Engine(info, runner, self._limits(context_length, whole_prompts=True))
+        engine = Engine(info, runner, first._limits(context_length, whole_prompts=True))
         return LoadedModel(self.spec, engine, place=None, under_weights=start_moving(loaded, runner))
 
     def _record_bootstrap(self, loaded: FilledModel[Model], layout: CacheLayout, info: ModelInfo) -> None:
@@ -444,6 +447,7 @@ class ModelLoading(NamedTuple):
             host.max_decode_delay_ms / 1000,
             windows,
             host.stages,
+            1 if self.links is None else Parallelism.of_host(host).copies,
             whole_prompts,
         )
 

@@ -21,6 +21,7 @@ class SchedulerLimits(NamedTuple):
     max_decode_delay_s: float = math.inf  # by which a step's prompt tokens may hold up the decodes beside them
     windows: Windows = (None,)
     stages: int = 1  # of a pipeline: so many steps are under way, each with its share of what decodes
+    copies: int = 1  # of the attention: ranks that have sequences and blocks of their own
     whole_prompts: bool = False  # every prompt in one step, nothing cached: an encoder's tokens all see each other
 
     @property

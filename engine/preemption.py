@@ -34,8 +34,9 @@ class Preemption:
 
     @property
     def is_alone(self) -> bool:
-        """Tell whether no sequence runs beside the oldest."""
-        return len(self.holders()) <= 1
+        """Tell whether no sequence runs beside the oldest, in its share."""
+        oldest = self._oldest()
+        return oldest is None or all([one is oldest or one.share != oldest.share for one in self.holders()])
 
     def holders(self) -> list[Sequence]:
         """Return the sequences that have blocks: they run, or await something with blocks in hand."""
@@ -61,9 +62,10 @@ class Preemption:
             self.preempt(sequence)
 
     def preempt_for(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Preempt the youngest running sequence that is not planned yet. False if that is the one itself: all that could yield are older or
-        already at work."""
-        victim = next((s for s in reversed(self._running) if s not in plan), sequence)
+        """Preempt the youngest running sequence of the same share that is not planned yet. False if that is the one itself: all that could yield
+        are older or already at work."""
+        of_share = (s for s in reversed(self._running) if s.share == sequence.share)
+        victim = next((s for s in of_share if s not in plan), sequence)
         if victim is sequence:
             return False
         self.preempt(victim)

@@ -133,6 +133,7 @@ class HostConfig(_Value, frozen=True):
     stages: int = 1  # into which these ranks are divided, in their order: each has a run of the layers
     expert_parallel: bool = False  # of a layer's experts each rank of a stage has some, instead of a part of each
     redundant_experts: int = 0  # copies of each layer's busiest experts, on the ranks of a stage together
+    data_parallel: int = 1  # copies of the attention in a stage, each with sequences of its own
     adapter_slots: int = 16  # of each model, on the device: adapters that sequences of one step may have
     adapter_host_bytes: int = 1 << 30  # of each model's adapters, kept in host memory as they go into the slots
     # Planned weights of the models that may be loaded, on one rank; 0 where one's are not known yet. A CUDA device's KV cache is what they leave.

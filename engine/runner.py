@@ -19,12 +19,13 @@ from engine.errors import StepError
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
 from engine.models.registry import Model
-from engine.parallel.balancer import ExpertBalancer
+from engine.parallel.balancer import ExpertBalancer, sparse_parts_of
 from engine.pooling import TextPooling
 from engine.protocol import Pooling
 from engine.results import RunResult
 from engine.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
 from engine.step import ChoiceRow, StepInput, scratch_step
+from engine.step_shares import StepShares
 from engine.transfer import Mark, to_device, to_host
 from engine.vision.memory import ImageMemory
 from kernels.cpu.recording import ProgramRecorder
@@ -55,6 +56,9 @@ class BegunStep(NamedTuple):
     logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
     logits: torch.Tensor | None = None  # of every token, where they have been computed
     computed_s: float = 0.0
+    shares: StepShares | None = (
+        None  # of ranks that have sequences of their own: `hidden` has the wanted rows of this one alone
+    )
 
 
 class ModelRunner:
@@ -97,6 +101,17 @@ class ModelRunner:
         """Tell whether this is a rank of the first stage, whose steps other stages go on with."""
         return self._pipe is not None and self._pipe.is_first
 
+    @property
+    def _copies(self) -> int:
+        """Ranks of a stage that have sequences of their own."""
+        return 1 if self._ranks is None else self._ranks.copies
+
+    @property
+    def _has_logits(self) -> bool:
+        """Tell whether the hidden states behind the last layer come to this rank."""
+        is_first_stage = self._pipe is None or self._pipe.is_first
+        return is_first_stage and (self._ranks is None or self._ranks.copies == 1 or self._ranks.is_first)
+
     def forward(self, step: StepInput) -> Forwarded:
         return self.finish(self.begin(step))
 
@@ -106,31 +121,57 @@ class ModelRunner:
         pipe, number = self._pipe, 0
         if self.balancer is not None and isinstance(self.model, Decoder):
             self.balancer.before_step(self.model, len(step.token_ids))
+        if self._copies > 1:
+            return self._begin_share(step)
         if pipe is None:
             ready = self._ready(step)
             began = time.perf_counter()
             hidden, *logits = ready.compute()
             return BegunStep(step, number, hidden, ready.logit_rows, logits[0] if logits else None, self._since(began))
         number = pipe.next_step()
-        batch = build_batch(step, self.kv_cache.device, None)
         incoming = None if pipe.is_first else self._received(len(step.token_ids), number)
         began = time.perf_counter()
-        adapters = _adapter_rows(self.adapters, batch)
-        images = self._images.rows(step.images, self.kv_cache.device) if pipe.is_first else None
-        context = Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters, images=images)
-        hidden = self.model.forward(context)
+        context = self._context(step, None, incoming)
+        hidden, logit_rows = self.model.forward(context), context.batch.logit_rows
         computed_s = time.perf_counter() - began
-        if pipe.is_last and not _wants_every_row(step, self.pooling) and batch.logit_rows is not None:
-            hidden = hidden.index_select(0, batch.logit_rows)
+        if pipe.is_last and not _wants_every_row(step, self.pooling) and logit_rows is not None:
+            hidden = hidden.index_select(0, logit_rows)
         if len(hidden):
             pipe.send(hidden, number)
-        return BegunStep(step, number, None, batch.logit_rows, computed_s=computed_s)
+        return BegunStep(step, number, None, logit_rows, computed_s=computed_s)
+
+    def _begin_share(self, step: StepInput) -> BegunStep:
+        """Compute this rank's share of a step beside the other ranks, which have sequences of their own, be it none but the experts that are here. Of
+        the hidden states the wanted ones stay."""
+        ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
+        assert ranks is not None
+        every_row = _wants_every_row(step, self.pooling)
+        shares = StepShares(step, ranks.copies, self.block_size, every_row)
+        own, number = shares.of(ranks.rank), 0 if pipe is None else pipe.next_step()
+        chosen, incoming = self._chosen_for(step), None
+        if pipe is not None and not pipe.is_first:
+            incoming = self._received(0 if own is None else len(own.token_ids), number)
+        began = time.perf_counter()
+        hidden = self._serve() if own is None else self.model.forward(self._context(own, chosen, incoming))
+        computed_s = self._since(began)
+        if pipe is None or pipe.is_last:
+            hidden = hidden.index_select(0, _rows_on(shares.wanted_of(ranks.rank), device))
+        logit_rows = _rows_on(step.logit_rows, device) if every_row and step.logit_rows is not None else None
+        if pipe is None:
+            return BegunStep(step, number, hidden, logit_rows, None, computed_s, shares)
+        if len(hidden):
+            pipe.send(hidden, number)
+        return BegunStep(step, number, None, logit_rows, None, computed_s, shares)
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep) -> Forwarded:
         """Compute what the hidden states behind the last layer are wanted for."""
         step, hidden, logit_rows = begun.step, begun.hidden, begun.logit_rows
-        if hidden is None:
+        if begun.shares is not None:
+            hidden = self._joined(begun, begun.shares)
+            if hidden is None:
+                return Forwarded(None, {}, {}, begun.computed_s)
+        elif hidden is None:
             if not self.is_pipelined:
                 return Forwarded(None, {}, {}, begun.computed_s)
             num_rows = len(step.token_ids)
@@ -172,11 +213,38 @@ class ModelRunner:
             recorded = self.graphs.ready(step, self._chosen)
         if recorded is not None:
             return recorded
-        batch = build_batch(step, self.kv_cache.device, self._chosen_for(step))
+        context = self._context(step, self._chosen_for(step))
+        return ReadyStep(lambda: (_hidden(self.model, self._drafts, context),), context.batch.logit_rows)
+
+    def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
+        """Return what the layers see of a step. `chosen`: the tokens of the step before; `incoming`: what the stage before has made of it."""
+        device = self.kv_cache.device
+        batch = build_batch(step, device, chosen)
         adapters = _adapter_rows(self.adapters, batch)
-        images = self._images.rows(step.images, self.kv_cache.device)
-        context = Context(batch, self._layers, ranks=self._ranks, adapters=adapters, images=images)
-        return ReadyStep(lambda: (_hidden(self.model, self._drafts, context),), batch.logit_rows)
+        images = self._images.rows(step.images, device) if incoming is None else None
+        return Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters, images=images)
+
+    def _serve(self) -> torch.Tensor:
+        """Compute this rank's experts for the tokens of the others, where it has none itself. Return no hidden states, [0, hidden]."""
+        assert self._ranks is not None
+        assert isinstance(self.model, Decoder)
+        none = torch.empty(0, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
+        for part in sparse_parts_of(self.model):
+            part.serve(none, self._ranks)
+        return none
+
+    def _joined(self, begun: BegunStep, shares: StepShares) -> torch.Tensor | None:
+        """Return the wanted hidden states of all ranks in the step's order, on the first one; None: there are none, or they are not this one's."""
+        assert self._ranks is not None
+        counts, own = shares.num_wanted, begun.hidden
+        if own is None:
+            if not self.is_pipelined:
+                return None
+            own = self._received(counts[self._ranks.rank], begun.number)
+        if not any(counts):
+            return None
+        rows = self._ranks.to_first(own, counts)
+        return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.is_first else None
 
     def _logits(
         self, wanted: torch.Tensor | None, hidden: torch.Tensor, logits: torch.Tensor | None = None
@@ -205,7 +273,7 @@ class ModelRunner:
     def _received(self, num_rows: int, number: int) -> torch.Tensor:
         assert self._pipe is not None
         into = torch.empty(num_rows, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
-        return self._pipe.receive(into, number)
+        return self._pipe.receive(into, number) if num_rows else into
 
     def _since(self, began: float) -> float:
         """Return for how long the device has computed, where that is the host itself."""
@@ -256,8 +324,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:
-        """Zero blocks, whose content may be NaN or infinity."""
-        self.kv_cache[list(blocks)] = 0
+        """Zero blocks, whose content may be NaN or infinity: those of them that this rank has."""
+        copies, rank = self._copies, 0 if self._copies == 1 or self._ranks is None else self._ranks.rank
+        self.kv_cache[[block // copies for block in blocks if block % copies == rank]] = 0
 
     @torch.inference_mode()
     def reset(self) -> None:
@@ -267,9 +336,12 @@ class ModelRunner:
         """Compute a short prompt and one more token, in blocks that no sequence holds yet: the first request should not pay for lazy
         initialisation, and a model that yields no numbers should not seem ready. One pass, without the token, suffices
         where nothing but memory can be cold."""
-        tokens, num_groups = list(prompt), len(self.layout.groups)
+        tokens, num_groups, copies = list(prompt), len(self.layout.groups), self._copies
         if self.pooling is not None:
-            step, rows = scratch_step(tokens, 0, self.block_size, num_groups, self.pooling)
+            step, rows = scratch_step(tokens, 0, self.block_size, num_groups, self.pooling, copies)
+            if not self._has_logits:
+                self.forward(step)
+                return
             embedding = self.choose(self.forward(step), rows).collect().embeddings[0]
             if not all(map(math.isfinite, embedding)):
                 raise StepError(
@@ -277,15 +349,19 @@ class ModelRunner:
                 )
             return
         for start in (0, len(tokens)) if with_decode else (0,):
-            step, rows = scratch_step(tokens, start, self.block_size, num_groups)
-            if self._pipe is not None and not self._pipe.is_first:
+            step, rows = scratch_step(tokens, start, self.block_size, num_groups, copies=copies)
+            if not self._has_logits:
                 self.forward(step)
-                tokens.append(tokens[-1])  # whatever it is: the first stage alone reads it
+                tokens.append(tokens[-1])  # whatever it is: it proves as much
                 continue
-            (token,) = self.choose(self.forward(step), rows).collect().tokens
-            if not token.is_finite:
+            chosen = self.choose(self.forward(step), rows).collect().tokens
+            if not all([token.is_finite for token in chosen]):
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
-            tokens.append(token.token_id)
+            tokens.append(chosen[0].token_id)
+
+
+def _rows_on(rows: SequenceOf[int], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor(list(rows), dtype=torch.int64), device)
 
 
 def _hidden(model: Model, drafts: "DraftLayers | None", context: Context) -> torch.Tensor:

@@ -8,6 +8,8 @@ preempted sequence's may be kept there until it resumes.
 
 Where several models share an arena, blocks come and go through a lease (kv/lease.py): each schedule first hands over what other models are due, and
 waits a step for blocks that another model is about to leave rather than preempt for them.
+
+Where ranks have sequences of their own, a sequence is one rank's for as long as it has blocks: it takes those of that rank's share of the pool.
 """
 
 import math
@@ -221,13 +223,15 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, end: int) -> bool:
         """Give a sequence blocks for so many tokens, unless another would have to give them up."""
-        return self._blocks.num_lacking(sequence, end) <= self.pool.num_available and self._blocks.grow(sequence, end)
+        available = self.pool.num_available_in(sequence.share)
+        return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
 
     def _admit(self, plan: StepPlan) -> None:
         while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.ready.peek()
             if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
+            self._choose_share(sequence)
             if awaited := self._ask_elsewhere(sequence):
                 self.waiting.ready.remove(sequence)
                 self.waiting.awaiting.add(awaited)
@@ -259,6 +263,20 @@ class Scheduler:
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
 
+    def _choose_share(self, sequence: Sequence) -> None:
+        """Choose the rank of a sequence without blocks: of those with room for it the one that will hold fewest blocks. What is cached there of the
+        sequence counts for it, so that a prefix is found, until another rank has so much less to do that computing it there again pays."""
+        if len(self.pool.shares) == 1:
+            return
+
+        def cost(share: int) -> tuple[int, int]:
+            sequence.share = share
+            prefix = self._prefixes.find_cached(sequence)
+            held = self.pool.num_held_in(share) + self._blocks.num_needed(sequence, prefix)
+            return max(0, self._num_short(sequence, prefix)), held
+
+        sequence.share = min(self.pool.shares, key=cost)
+
     def _ask_elsewhere(self, sequence: Sequence) -> Awaited | None:
         """Ask the host that computes for the sequence, and then the store, once each. None: there is nothing to wait for."""
         awaited = None
@@ -272,9 +290,11 @@ class Scheduler:
         """Count the blocks that are missing before the sequence may be admitted."""
         # What each running sequence still lacks, and a spare block at least: without it the newcomer would be preempted soon.
         needed = self._blocks.num_needed(sequence, prefix)
-        needed += sum(self._blocks.num_spare(holder) for holder in self.preemption.holders())
-        self.pool.make_room(needed)
-        return needed - self.pool.num_available + self.pool.num_evictable(prefix.cached)
+        share = sequence.share
+        others = [holder for holder in self.preemption.holders() if holder.share == share]
+        needed += sum([self._blocks.num_spare(holder) for holder in others])
+        self.pool.make_room(needed, share)
+        return needed - self.pool.num_available_in(share) + self.pool.num_evictable(prefix.cached)
 
     def _start(self, sequence: Sequence) -> None:
         """Let an admitted sequence run, behind its registered blocks."""

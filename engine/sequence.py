@@ -52,6 +52,7 @@ class Sequence:
     awaits_tokens: bool = (
         False  # nobody can say yet how many tokens are being chosen, or in which row they could be fed
     )
+    share: int = 0  # of the pool, whose blocks it has: that of a rank, where ranks have sequences of their own
     tables: list[BlockTable] = field(default_factory=list)  # of each group of layers; none before it has blocks
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0  # in each table
@@ -154,6 +155,7 @@ class Sequence:
         if self.is_pending:
             self.token_ids.pop()
         self.tables = []
+        self.share = 0
         self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0
         self.num_disk_blocks = self.num_store_blocks = None

@@ -201,13 +201,23 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def scratch_step(
-    token_ids: list[int], start: int, block_size: int, num_groups: int = 1, pooling: Pooling | None = None
+    token_ids: list[int],
+    start: int,
+    block_size: int,
+    num_groups: int = 1,
+    pooling: Pooling | None = None,
+    copies: int = 1,
 ) -> tuple[StepInput, list[ChoiceRow]]:
-    """Return a step that computes the tokens from `start` on in the cache's first blocks, whose ever they are, and the greedy choice behind them."""
-    sequence = Sequence("", token_ids, _GREEDY, b"", pooling=pooling, num_computed_tokens=start)
+    """Return a step that computes the tokens from `start` on in the cache's first blocks, whose ever they are, and the greedy choice behind them.
+    `copies`: ranks that compute them each in blocks of their own."""
     num_blocks = -(-len(token_ids) // block_size)
-    sequence.tables = [BlockTable(range(group, num_groups * num_blocks, num_groups)) for group in range(num_groups)]
-    step = StepInput.of([Chunk.next_of(sequence, len(token_ids) - start)], block_size)
+    chunks = []
+    for copy in range(copies):
+        sequence = Sequence("", token_ids, _GREEDY, b"", pooling=pooling, num_computed_tokens=start)
+        firsts = range(copy, copies * num_groups, copies)
+        sequence.tables = [BlockTable(first + i * copies * num_groups for i in range(num_blocks)) for first in firsts]
+        chunks.append(Chunk.next_of(sequence, len(token_ids) - start))
+    step = StepInput.of(chunks, block_size)
     return step, [] if pooling else greedy_rows(step)
 
 

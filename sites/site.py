@@ -88,6 +88,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             description="with expert_parallel: copies of each layer's experts with most tokens, on the devices that share it together",
         ),
     ] = 0
+    data_parallel: Annotated[
+        Count,
+        Meta(
+            description="with expert_parallel: how many of the devices that share a layer have its attention whole, and sequences and KV cache of "
+            "their own: all of them, or 1. Tokens go to their experts and back; kv_gib and kv_tokens are each device's"
+        ),
+    ] = 1
     hosts: Annotated[
         tuple[EngineHostConfig, ...],
         Meta(description="instead of device and devices: one table for each host, where they differ in what they do"),
@@ -265,6 +272,15 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         if odd := [group for group in shared if self.redundant_experts % (len(group) // self.stages or 1)]:
             raise ValueError(
                 f"redundant_experts is {self.redundant_experts}, and {len(odd[0]) // self.stages} devices share a layer's experts: make it a multiple"
+            )
+        if self.data_parallel > 1 and not self.expert_parallel:
+            raise ValueError(
+                "data_parallel spreads whole experts over its devices: set expert_parallel beside it, or leave it at 1"
+            )
+        if self.data_parallel > 1 and (odd := [g for g in shared if len(g) != self.stages * self.data_parallel]):
+            raise ValueError(
+                f"data_parallel is {self.data_parallel}, and {len(odd[0]) // self.stages} devices share a layer: "
+                "each has the attention whole, so make it as many"
             )
         if self.stages > 1 and not shared:
             raise ValueError("stages are of devices in brackets of their own, which share every model: name some")

@@ -2,6 +2,7 @@
 tokenizer."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from engine.embedded.ember.chat import HERE
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -86,6 +89,16 @@ def write_checkpoint(
                     buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     return model
+
+
+def write_speaking_experts(directory: Path) -> Path:
+    """Write a mixture of experts that has the embedded model's tokenizer and chat template."""
+    sizes = {"vocab_size": 2048, "max_position_embeddings": 1024, "eos_token_id": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 27}
+    write_checkpoint(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(HERE / name, directory / name)
+    return directory
 
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])

@@ -3,6 +3,9 @@
 Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block that the pool
 has is in exactly one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free
 (count 0, content worthless). Blocks come and go while the model lives: slab_allocator.py says when.
+
+Ranks with sequences of their own have a *share* of the blocks each: block b is of share b % num_shares. A sequence takes blocks of one share, and
+finds those alone.
 """
 
 from array import array
@@ -12,6 +15,20 @@ from heapq import heapify, heappop, heappush
 from engine.kv.eviction import EvictionOrder
 
 
+class _Share:
+    """The blocks of one share that nobody holds, and all that can be found."""
+
+    def __init__(self, blocks: Iterable[int], num_blocks: int) -> None:
+        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can go back.
+        self.free = list(blocks)
+        self.evictable = EvictionOrder(num_blocks)
+        self.block_by_hash: dict[bytes, int] = {}
+
+    @property
+    def num_available(self) -> int:
+        return len(self.free) + len(self.evictable)
+
+
 class BlockPool:
     def __init__(
         self,
@@ -19,6 +36,7 @@ class BlockPool:
         capacity: int | None = None,
         borrow: Callable[[], bool] = lambda: False,
         on_forget: Callable[[int], None] = lambda block: None,
+        num_shares: int = 1,
     ) -> None:
         """`capacity`: block numbers are below it, however many blocks are added later. `borrow` is asked for more when none is free, before any is
         evicted: it adds some and returns True, or False. `on_forget` is told every cached block whose content is about to be overwritten or is known
@@ -32,43 +50,55 @@ class BlockPool:
         self._references = [0] * capacity
         self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
         self._is_reused = bytearray(capacity)  # found by its hash since it was cached
-        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can go back.
-        self._free = list(range(num_blocks))
-        self._evictable = EvictionOrder(num_blocks)
-        self._block_by_hash: dict[bytes, int] = {}
+        self._shares = [
+            _Share(range(share, num_blocks, num_shares), num_blocks // num_shares) for share in range(num_shares)
+        ]
         self._hash_by_block: dict[int, bytes] = {}
 
     @property
+    def shares(self) -> range:
+        return range(len(self._shares))
+
+    @property
     def num_available(self) -> int:
-        """Blocks that a new holder could take: free or evictable."""
-        return len(self._free) + len(self._evictable)
+        """Blocks that new holders could take: free or evictable."""
+        return sum([share.num_available for share in self._shares])
 
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
 
+    def num_available_in(self, share: int) -> int:
+        """Count the blocks that a new holder could take of a share."""
+        return self._shares[share].num_available
+
+    def num_held_in(self, share: int) -> int:
+        return self.num_blocks // len(self._shares) - self._shares[share].num_available
+
     def add_blocks(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             assert not self._is_present[block], f"block {block} was added twice"
             self._is_present[block] = 1
-            heappush(self._free, block)
+            heappush(self._share_of(block).free, block)
             self.num_blocks += 1
-        self._evictable.resize(self.num_blocks)
+        self._resize()
 
     def remove_blocks(self, blocks: Iterable[int]) -> None:
         """Remove blocks that no sequence holds, cached content and all; those that are not there are passed over."""
         gone = {block for block in blocks if self._is_present[block]}
         for block in gone:
             assert self._references[block] == 0, f"block {block} was removed while it is held"
-            if block in self._evictable:
-                self._evictable.remove(block)
+            evictable = self._share_of(block).evictable
+            if block in evictable:
+                evictable.remove(block)
             self._forget(block)
             self._is_present[block] = 0
             self.generations[block] += 1
-        self._free = [block for block in self._free if block not in gone]
-        heapify(self._free)
+        for share in self._shares:
+            share.free = [block for block in share.free if block not in gone]
+            heapify(share.free)
         self.num_blocks -= len(gone)
-        self._evictable.resize(self.num_blocks)
+        self._resize()
 
     def is_held(self, blocks: range) -> bool:
         """Tell whether one of them is held."""
@@ -77,19 +107,21 @@ class BlockPool:
     def num_cached(self, blocks: range) -> int:
         return sum(block in self._hash_by_block for block in blocks)
 
-    def make_room(self, num_blocks: int) -> None:
-        """Borrow until so many blocks are free, or until there is nothing to borrow."""
-        while len(self._free) < num_blocks and self._borrow():
+    def make_room(self, num_blocks: int, share: int = 0) -> None:
+        """Borrow until so many blocks of a share are free, or until there is nothing to borrow."""
+        of = self._shares[share]
+        while len(of.free) < num_blocks and self._borrow():
             pass
 
-    def allocate(self) -> int | None:
-        """Take a block that is not held and forget its content; None when every block is held."""
-        self.make_room(1)
-        if self._free:
-            block = heappop(self._free)
-        elif self._evictable:
-            block = self._evictable.pop()
-            self._evictable.remember(self._hash_by_block[block])
+    def allocate(self, share: int = 0) -> int | None:
+        """Take a block of a share that is not held and forget its content; None when every one is held."""
+        self.make_room(1, share)
+        of = self._shares[share]
+        if of.free:
+            block = heappop(of.free)
+        elif of.evictable:
+            block = of.evictable.pop()
+            of.evictable.remember(self._hash_by_block[block])
             self._forget(block)
         else:
             return None
@@ -97,12 +129,16 @@ class BlockPool:
         self.generations[block] += 1
         return block
 
-    def has(self, block_name: bytes) -> bool:
-        return block_name in self._block_by_hash
+    def has(self, block_name: bytes, share: int = 0) -> bool:
+        return block_name in self._shares[share].block_by_hash
 
-    def find(self, block_name: bytes, default: int) -> int:
-        """Return the block that is cached under a name. Only `hold` makes it safe from eviction."""
-        return self._block_by_hash.get(block_name, default)
+    def find(self, block_name: bytes, default: int, share: int = 0) -> int:
+        """Return the block of a share that is cached under a name. Only `hold` makes it safe from eviction."""
+        return self._shares[share].block_by_hash.get(block_name, default)
+
+    def is_found(self, block: int, block_name: bytes) -> bool:
+        """Tell whether it is this block that holders of its share find under a name."""
+        return self._share_of(block).block_by_hash.get(block_name) == block
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
         """Count those of `blocks` that would cease to be available if they were held."""
@@ -115,7 +151,7 @@ class BlockPool:
         """Hold blocks that were found, which are worth more than those that were not."""
         for block in blocks:
             if self._references[block] == 0:
-                self._evictable.remove(block)
+                self._share_of(block).evictable.remove(block)
             self._references[block] += 1
             self._is_reused[block] = 1
 
@@ -129,13 +165,14 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Let a block whose content is complete be found. The first block of a hash stays; a later twin remains
+        """Let a block whose content is complete be found. The first block of a hash stays; a later twin of its share remains
         private to its holder, which is answered with False."""
         assert self._references[block] > 0, f"block {block} registered while it is not held"
-        if block_hash not in self._block_by_hash and block not in self._hash_by_block:
-            self._block_by_hash[block_hash] = block
+        share = self._share_of(block)
+        if block_hash not in share.block_by_hash and block not in self._hash_by_block:
+            share.block_by_hash[block_hash] = block
             self._hash_by_block[block] = block_hash
-            self._is_reused[block] = self._evictable.recall(block_hash)
+            self._is_reused[block] = share.evictable.recall(block_hash)
             return True
         return False
 
@@ -147,17 +184,16 @@ class BlockPool:
 
     def discard(self, block_names: Iterable[bytes]) -> list[int]:
         """Forget content that is known to be bad, held or not, and return the blocks that nobody holds."""
-        free = []
-        for name in block_names:
-            block = self._block_by_hash.get(name)
-            if block is None:
-                continue
-            if self._references[block] == 0:
-                self._evictable.remove(block)
-                heappush(self._free, block)
-                free.append(block)
-            self._forget(block)
-        return free
+        found = []
+        names = list(block_names)
+        for share in self._shares:
+            for block in [share.block_by_hash[name] for name in names if name in share.block_by_hash]:
+                if self._references[block] == 0:
+                    share.evictable.remove(block)
+                    heappush(share.free, block)
+                    found.append(block)
+                self._forget(block)
+        return found
 
     def recount(self, block: int, num_holders: int) -> None:
         """Correct a reference count that is in doubt: so many are known to hold the block. Its content is forgotten when none does."""
@@ -169,24 +205,35 @@ class BlockPool:
 
     def assert_consistent(self) -> None:
         held = sum(count > 0 for count in self._references)
-        assert held + len(self._free) + len(self._evictable) == self.num_blocks == sum(self._is_present)
+        assert held + self.num_available == self.num_blocks == sum(self._is_present)
         assert all(count == 0 or here for count, here in zip(self._references, self._is_present, strict=True))
         assert all(count >= 0 for count in self._references)
-        evictable = set(self._evictable)
-        assert evictable <= set(self._hash_by_block)
-        assert not set(self._free) & set(self._hash_by_block)
-        assert all(self._references[block] == 0 and self._is_present[block] for block in [*self._free, *evictable])
-        assert {h: b for b, h in self._hash_by_block.items()} == self._block_by_hash
+        for number, share in enumerate(self._shares):
+            evictable = set(share.evictable)
+            found = {block: name for block, name in self._hash_by_block.items() if block % len(self._shares) == number}
+            assert evictable <= set(found)
+            assert not set(share.free) & set(found)
+            assert all(block % len(self._shares) == number for block in [*share.free, *evictable])
+            assert all(self._references[block] == 0 and self._is_present[block] for block in [*share.free, *evictable])
+            assert {name: block for block, name in found.items()} == share.block_by_hash
 
     def _settle(self, block: int) -> None:
         """Make a block that is no longer held free or evictable."""
+        share = self._share_of(block)
         if block in self._hash_by_block:
-            self._evictable.add(block, 1, protected=bool(self._is_reused[block]))
+            share.evictable.add(block, 1, protected=bool(self._is_reused[block]))
         else:
-            heappush(self._free, block)
+            heappush(share.free, block)
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_by_block.pop(block, None)
         if block_hash is not None:
-            del self._block_by_hash[block_hash]
+            del self._share_of(block).block_by_hash[block_hash]
             self._on_forget(block)
+
+    def _share_of(self, block: int) -> _Share:
+        return self._shares[block % len(self._shares)]
+
+    def _resize(self) -> None:
+        for share in self._shares:
+            share.evictable.resize(self.num_blocks // len(self._shares))

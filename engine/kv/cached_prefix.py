@@ -48,13 +48,14 @@ class PrefixLookup:
         """Return the names of what the sequence's last token sees and neither the device nor the host tier has, the head of the chain first."""
         hashes = self._sharable(sequence)
         names = [block_name(hashes[i], group) for i, group in self._groups.seen(len(hashes))]
-        return [name for name in names if not self._pool.has(name) and self._tiers.place_of(name) != "host"]
+        is_here = self._is_in(sequence.share)
+        return [name for name in names if not is_here(name) and self._tiers.place_of(name) != "host"]
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """Return the sequence's longest prefix that is on the device."""
-        hashes = self._sharable(sequence)
-        found = self._longest(hashes, 0, self._pool.has)
-        return self._prefix(hashes, found, found)
+        """Return the sequence's longest prefix that is on the device, in the share that it takes its blocks of."""
+        hashes, share = self._sharable(sequence), sequence.share
+        found = self._longest(hashes, 0, self._is_in(share))
+        return self._prefix(hashes, found, found, share)
 
     def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
         """Return a longer prefix, part of which is in the tiers, if fetching that is worth the time; else `cached`."""
@@ -62,12 +63,12 @@ class PrefixLookup:
         was_read = sequence.num_disk_blocks is not None or sequence.num_store_blocks is not None
         refused = -1
         for places in _PLACES[-1:] if was_read else _PLACES:
-            found = self._longest(hashes, cached.num_blocks, self._has_in(places))
+            found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
             if found == cached.num_blocks:
                 return cached
             if found == refused:  # nothing of it lies in the tier that is left out now
                 continue
-            prefix = self._prefix(hashes, found, cached.num_blocks)
+            prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size
             if self._tiers.pays(prefix.names, num_tokens):
                 return prefix
@@ -78,7 +79,8 @@ class PrefixLookup:
         """Return the names of the sequence's blocks that are neither on the device nor known to be in a tier."""
         hashes = self._sharable(sequence)
         names = [name for group in range(len(self._groups.windows)) for name in self._names(hashes, group)]
-        return [name for name in names if not self._pool.has(name) and self._tiers.place_of(name) is None]
+        is_here = self._is_in(sequence.share)
+        return [name for name in names if not is_here(name) and self._tiers.place_of(name) is None]
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of the blocks in which a prefix may lie."""
@@ -88,8 +90,11 @@ class PrefixLookup:
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, size, sequence.images)
         return sequence.block_hashes[: self.num_sharable(sequence)]
 
-    def _has_in(self, places: tuple[str, ...]) -> Callable[[bytes], bool]:
-        return lambda name: self._pool.has(name) or self._tiers.place_of(name) in places
+    def _is_in(self, share: int) -> Callable[[bytes], bool]:
+        return lambda name: self._pool.has(name, share)
+
+    def _has_in(self, places: tuple[str, ...], share: int) -> Callable[[bytes], bool]:
+        return lambda name: self._pool.has(name, share) or self._tiers.place_of(name) in places
 
     def _longest(self, hashes: list[bytes], known: int, has: Callable[[bytes], bool]) -> int:
         """Return how many blocks of tokens need not be computed, since all that the tokens behind them see can be had; of `known` it is known."""
@@ -117,12 +122,12 @@ class PrefixLookup:
         seen = range(self._groups.first_seen(group, num_blocks), num_blocks)
         return next((i for i in reversed(seen) if not has(block_name(hashes[i], group))), -1)
 
-    def _prefix(self, hashes: list[bytes], num_blocks: int, num_cached: int) -> CachedPrefix:
+    def _prefix(self, hashes: list[bytes], num_blocks: int, num_cached: int, share: int) -> CachedPrefix:
         tables, missing = [], []
         for group in range(len(self._groups.windows)):
             first = self._groups.first_seen(group, num_blocks)
             names = self._names(hashes[first:num_blocks], group)
-            table = [self._pool.find(name, _MISSING) for name in names]
+            table = [self._pool.find(name, _MISSING, share) for name in names]
             tables.append(table)
             if _MISSING in table:
                 found = enumerate(zip(table, names, strict=True), first)

@@ -60,7 +60,7 @@ class Lease:
         self.last_used = 0
         self.is_refused = False  # there is nothing to borrow before the next schedule
         self._allocator = allocator
-        self.pool = BlockPool(0, grid.capacity)
+        self.pool = BlockPool(0, grid.capacity, num_shares=grid.copies)
 
     @property
     def arrivals(self) -> "count[int]":
@@ -74,7 +74,9 @@ class Lease:
     def new_pool(self, on_forget: Callable[[int], None] = lambda block: None) -> BlockPool:
         """Give back every slab, whatever is in it, and return the pool of a new scheduler."""
         self._allocator.release_all(self)
-        self.pool = BlockPool(0, self.grid.capacity, lambda: self._allocator.lend(self), on_forget)
+        self.pool = BlockPool(
+            0, self.grid.capacity, lambda: self._allocator.lend(self), on_forget, num_shares=self.grid.copies
+        )
         return self.pool
 
     def begin_schedule(self) -> None:
@@ -82,8 +84,9 @@ class Lease:
         self._allocator.begin_schedule(self)
 
     def reclaim(self, num_blocks: int) -> bool:
-        """Note that so many blocks are missing. True if another model yields slabs at its next schedule, for which it is worth waiting."""
-        self.num_short += num_blocks
+        """Note that so many blocks are missing, of one share. True if another model yields slabs at its next schedule, for which it is worth
+        waiting."""
+        self.num_short += num_blocks * self.grid.copies
         return self._allocator.borrower(self) is not None
 
     def capacity(self) -> Capacity:

@@ -47,7 +47,7 @@ class BlockManager:
         self._pool.hold(prefix.cached)
         fresh = []
         for place, group in prefix.missing:
-            block = self._pool.allocate()
+            block = self._pool.allocate(sequence.share)
             assert block is not None, "blocks counted as available were not"
             prefix.tables[group][place - prefix.num_blocks] = block
             fresh.append(block)
@@ -61,7 +61,7 @@ class BlockManager:
 
     def is_cached(self, block: int, name: bytes) -> bool:
         """Tell whether it is this block that others find under a name."""
-        return self._pool.find(name, -1) == block
+        return self._pool.is_found(block, name)
 
     def end_fetch(self, sequence: Sequence, prefix: CachedPrefix, num_arrived: int) -> None:
         """Let others find the blocks that a tier has filled, the first ones of those that were missing, and the sequence go on behind them."""
@@ -83,7 +83,7 @@ class BlockManager:
         wanted = -(-num_tokens // self._groups.block_size)
         for table in sequence.tables:
             while len(table.blocks) < wanted:
-                block = self._pool.allocate()
+                block = self._pool.allocate(sequence.share)
                 if block is None:
                     return False
                 table.append(block, self._pool.generations[block])

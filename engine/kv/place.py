@@ -7,12 +7,14 @@ from engine.kv.slab_allocator import NoSlabsError, SlabAllocator
 from engine.protocol import ModelSpec
 
 
-def find_place(spec: ModelSpec, layout: CacheLayout, slabs: SlabAllocator, arena_bytes: int) -> Lease | Reservation:
-    """Return the model's place in the arena. `arena_bytes`: of the whole, for the sentence that refuses. Raises
-    CheckpointError where there is no room."""
+def find_place(
+    spec: ModelSpec, layout: CacheLayout, slabs: SlabAllocator, arena_bytes: int, copies: int = 1
+) -> Lease | Reservation:
+    """Return the model's place in the arena. `arena_bytes`: of the whole, for the sentence that refuses. `copies`: ranks that have such a place each,
+    for sequences of their own. Raises CheckpointError where there is no room."""
     try:
         if spec.kv_tokens is None:
-            return slabs.open(spec.name, layout.block_bytes)
+            return slabs.open(spec.name, layout.block_bytes, copies)
         wanted = num_reserved_blocks(spec, layout) * layout.block_bytes
         available = slabs.largest_run * slabs.slab_bytes
         if not 0 < wanted <= available:
@@ -29,5 +31,5 @@ def find_place(spec: ModelSpec, layout: CacheLayout, slabs: SlabAllocator, arena
 
 
 def num_reserved_blocks(spec: ModelSpec, layout: CacheLayout) -> int:
-    """Return the blocks for `kv_tokens`, be they of one sequence or of many that are shorter than any window."""
+    """Return the blocks for `kv_tokens`, on each rank: be they of one sequence or of many that are shorter than any window."""
     return len(layout.groups) * -(-(spec.kv_tokens or 0) // layout.block_size)

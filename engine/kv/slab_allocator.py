@@ -47,9 +47,9 @@ class SlabAllocator:
             longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
             return min(longest, self._map.num_lendable - bool(self._map.leases))
 
-    def open(self, name: str, block_bytes: int) -> Lease:
-        """Let a model borrow. Raises NoSlabsError."""
-        grid = SlabGrid(self.num_slabs, self.slab_bytes, block_bytes)
+    def open(self, name: str, block_bytes: int, copies: int = 1) -> Lease:
+        """Let a model borrow. `copies`: ranks that have blocks of their own in each slab. Raises NoSlabsError."""
+        grid = SlabGrid(self.num_slabs, self.slab_bytes, block_bytes, copies)
         with self._lock:
             if self._map.num_lendable == 0:
                 raise NoSlabsError("nothing of it is left to borrow")
@@ -105,7 +105,7 @@ class SlabAllocator:
     def release_all(self, lease: Lease) -> None:
         """Free every slab of the model, or hand it to the reservation that waits for it; the blocks' content is lost."""
         with self._lock:
-            lease.pool = BlockPool(0, lease.grid.capacity)
+            lease.pool = BlockPool(0, lease.grid.capacity, num_shares=lease.grid.copies)
             for slab in list(lease.slabs):
                 self._move(slab, self._map.recalled.get(slab))
 

@@ -78,7 +78,9 @@ class SlabPolicy:
             if other is not lease:
                 unheld = other.unheld(self._map.recalled)
                 reach.update(unheld if not other.is_busy else unheld[: max(0, len(other.slabs) - share)])
-        reclaimable = max(0, share - len(reach)) * (self._map.slab_bytes // lease.grid.block_bytes)
+        reclaimable = max(0, share - len(reach)) * (
+            lease.grid.copies * (self._map.slab_bytes // lease.grid.block_bytes)
+        )
         return max(min(lease.grid.num_blocks(reach) + reclaimable, lease.max_blocks), lease.pool.num_blocks)
 
     def place_for(self, num_slabs: int) -> range:

@@ -2,6 +2,9 @@
 
 Every model sees the whole arena as an array of its own blocks: block b is the bytes b * block_bytes to (b + 1) * block_bytes. It may use the
 blocks that lie wholly in slabs it has. A block is at most half a slab, so that every slab alone brings at least one, and touches at most two.
+
+Ranks with sequences of their own (`copies`) have an arena each, of which a slab is the same bytes: block b is rank b % copies', and there the block
+b // copies.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,11 +15,12 @@ class SlabGrid(NamedTuple):
     num_slabs: int
     slab_bytes: int
     block_bytes: int
+    copies: int = 1
 
     @property
     def capacity(self) -> int:
         """Blocks of the whole arena."""
-        return self.num_slabs * self.slab_bytes // self.block_bytes
+        return self.copies * self._capacity
 
     @property
     def fits(self) -> bool:
@@ -24,23 +28,23 @@ class SlabGrid(NamedTuple):
 
     def blocks_in(self, slab: int) -> range:
         """Return the blocks that have a byte in the slab, of those that lie inside the arena."""
-        first = slab * self.slab_bytes // self.block_bytes
-        return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self.capacity))
+        return self._of_all(self._blocks_in(slab))
 
     def completed_by(self, slab: int, owned: Collection[int]) -> range:
         """Return the blocks that the slab completes for a model that has `owned` already: its own, and those that straddle into a neighbour which is
         there."""
-        blocks = self.blocks_in(slab)
+        blocks = self._blocks_in(slab)
         start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
         lacks_left = blocks.start * self.block_bytes < start and slab - 1 not in owned
         lacks_right = blocks.stop * self.block_bytes > end and slab + 1 not in owned
-        return range(blocks.start + lacks_left, blocks.stop - lacks_right)
+        return self._of_all(range(blocks.start + lacks_left, blocks.stop - lacks_right))
 
     def slabs_of(self, blocks: Iterable[int]) -> set[int]:
         slabs = set()
         for block in blocks:
-            slabs.add(block * self.block_bytes // self.slab_bytes)
-            slabs.add(((block + 1) * self.block_bytes - 1) // self.slab_bytes)
+            there = block // self.copies
+            slabs.add(there * self.block_bytes // self.slab_bytes)
+            slabs.add(((there + 1) * self.block_bytes - 1) // self.slab_bytes)
         return slabs
 
     def num_blocks(self, slabs: Collection[int]) -> int:
@@ -48,7 +52,19 @@ class SlabGrid(NamedTuple):
         total = 0
         for first, end in _runs(sorted(slabs)):
             total += end * self.slab_bytes // self.block_bytes - -(-first * self.slab_bytes // self.block_bytes)
-        return total
+        return self.copies * total
+
+    @property
+    def _capacity(self) -> int:
+        return self.num_slabs * self.slab_bytes // self.block_bytes
+
+    def _blocks_in(self, slab: int) -> range:
+        first = slab * self.slab_bytes // self.block_bytes
+        return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self._capacity))
+
+    def _of_all(self, blocks: range) -> range:
+        """Return the numbers of these blocks of every copy."""
+        return range(self.copies * blocks.start, self.copies * blocks.stop)
 
 
 def _runs(slabs: list[int]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ Knows how checkpoints keep experts, one tensor per expert or one for all; refuse
 
 import re
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
@@ -13,11 +13,39 @@ from engine.context import Context
 from engine.description.shapes import ExpertsShape
 from engine.layers.mlp import GatedMLP
 from engine.layers.routing import Router
+from engine.parallel.dispatch import RoutedTokens, dispatch
 from engine.parallel.placement import ExpertPlacement
 from engine.weights.loader import WeightLoader
 from kernels.activation import silu_and_mul
 from kernels.moe import moe_experts
 from kernels.weight import GatedActivation, Weight
+
+if TYPE_CHECKING:
+    from engine.parallel.communicator import Communicator
+
+
+class ExpertRoutes(NamedTuple):
+    """A placement as tensors."""
+
+    copies: torch.Tensor  # [experts]
+    ranks: torch.Tensor  # [experts, ranks], of each copy; behind the last one -1
+    slots: torch.Tensor  # [experts + 1], on this rank; -1: it is elsewhere, as is what has the number -1
+
+    @classmethod
+    def of(cls, placement: ExpertPlacement, rank: int, device: torch.device) -> "ExpertRoutes":
+        own, num_ranks = placement.slots[rank], len(placement.slots)
+        ranks = [placement.ranks_of(expert) for expert in range(placement.num_experts)]
+        slots = [own.index(expert) if rank in of else -1 for expert, of in enumerate(ranks)]
+        return cls(
+            torch.tensor([len(of) for of in ranks], device=device),
+            torch.tensor([of + [-1] * (num_ranks - len(of)) for of in ranks], device=device),
+            torch.tensor([*slots, -1], device=device),
+        )
+
+    def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rank that computes each pair, [tokens, top_k]. Which of an expert's copies does is told by the token's position: by no other
+        token of the step."""
+        return self.ranks[expert_ids, positions.unsqueeze(1) % self.copies[expert_ids]]
 
 
 class Experts:
@@ -37,7 +65,7 @@ class Experts:
         self.placement = placement
         self.rank = rank
         self.seen: torch.Tensor | None = None  # [experts] int64, pairs of a token and an expert since the last look
-        self._routes: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._routes: ExpertRoutes | None = None
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
@@ -49,21 +77,23 @@ class Experts:
         """Load one tensor per expert and part; `parts` are what the checkpoint calls gate, up and down."""
         gate, up, down = parts
         num_experts, hidden, intermediate = shape
-        span = loader.shard.experts(num_experts, name)
-        experts, placement, shard = tuple(range(num_experts)), None, loader.shard
-        if not span.is_whole:
-            placement = ExpertPlacement.first(num_experts, shard.size, shard.spare_experts)
-            experts = placement.slots[shard.rank]
+        experts, placement, of = tuple(range(num_experts)), None, loader.shard.experts
+        if of is not None:
+            placement = ExpertPlacement.first(num_experts, of.size, of.spare)
+            experts = placement.slots[of.rank]
             for i in set(range(num_experts)) - set(experts):
                 loader.skip(rf"{re.escape(name)}\.{i}\..*")
             loader = loader.unshared()
         gate_ups = [f"{name}.{i}.{part}" for i in experts for part in (gate, up)]
         downs = [f"{name}.{i}.{down}" for i in experts]
+        gate_up = loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows")
+        down = loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns")
+        is_single = len(experts) == 1  # to the loader, a matrix like any other
         return cls(
-            loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows"),
-            loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns"),
+            gate_up.by_expert(1) if is_single else gate_up,
+            down.by_expert(1) if is_single else down,
             placement=placement,
-            rank=shard.rank,
+            rank=0 if of is None else of.rank,
         )
 
     @classmethod
@@ -104,13 +134,17 @@ class Experts:
     def _own_part(
         self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the experts that are here alone, each for the tokens that go to it: on a GPU, the host waits to know how many. Which of an expert's
-        copies computes a token is told by its position: by no other token of the step."""
-        copies, slots_of = self._routes_on(x.device)
-        slots = slots_of[expert_ids, positions.unsqueeze(1) % copies[expert_ids]].flatten()
+        """Compute the experts that are here alone, each for the tokens that go to it."""
+        self.count(expert_ids)
+        is_here = self.routes_on(x.device).ranks_of(expert_ids, positions) == self.rank
+        return self.own_sum(x, weights, torch.where(is_here, expert_ids, -1))
+
+    def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what the experts on this rank make of x, [tokens, hidden]; those with the number -1 are not computed. On a GPU,
+        the host waits to know how many there are."""
+        slots = self.routes_on(x.device).slots[expert_ids].flatten()
         pairs = (slots >= 0).nonzero().flatten()
         (tokens, top_k), hidden = expert_ids.shape, x.shape[1]
-        self.seen = self.counted().index_add_(0, expert_ids.flatten(), torch.ones_like(slots))
         outputs = torch.zeros(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
         if len(pairs):
             ids = slots[pairs].unsqueeze(1)
@@ -119,15 +153,16 @@ class Experts:
             outputs[pairs] = own.float() * weights.flatten()[pairs].unsqueeze(1)
         return outputs.view(tokens, top_k, hidden).sum(1).to(x.dtype)
 
-    def _routes_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return how many copies each expert has, [experts], and the slot of each that is on this rank, [experts, ranks]: -1 for others'."""
+    def count(self, expert_ids: torch.Tensor) -> None:
+        """Count the tokens of each expert."""
+        ids = expert_ids.flatten()
+        self.seen = self.counted().index_add_(0, ids, torch.ones_like(ids))
+
+    def routes_on(self, device: torch.device) -> ExpertRoutes:
+        """Return where each expert is."""
         if self._routes is None:
             assert self.placement is not None
-            own, num_ranks = self.placement.slots[self.rank], len(self.placement.slots)
-            ranks = [self.placement.ranks_of(expert) for expert in range(self.placement.num_experts)]
-            here = [[own.index(i) if rank == self.rank else -1 for rank in of] for i, of in enumerate(ranks)]
-            slots = torch.tensor([row + [-1] * (num_ranks - len(row)) for row in here], device=device)
-            self._routes = torch.tensor([len(of) for of in ranks], device=device), slots
+            self._routes = ExpertRoutes.of(self.placement, self.rank, device)
         return self._routes
 
 
@@ -152,7 +187,17 @@ class SparseMLP:
         self.shared = shared
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        mixed = self.experts(x, *self.router(x, context), context.batch.positions)
+        weights, expert_ids = self.router(x, context)
+        positions, ranks = context.batch.positions, context.ranks
+        if ranks is not None and ranks.copies > 1:
+            mixed = dispatch(self.experts, RoutedTokens(x, weights, expert_ids), positions, ranks)
+        else:
+            mixed = self.experts(x, weights, expert_ids, positions)
         if self.shared is not None:
             mixed = mixed + self.shared.part(x, context)
         return context.summed(mixed)
+
+    def serve(self, none: torch.Tensor, ranks: "Communicator") -> None:
+        """Compute the experts of this rank for the others' tokens, where it has no token of a step itself. `none`: [0, hidden]"""
+        weights = none.new_empty(0, self.router.top_k, dtype=torch.float32)
+        dispatch(self.experts, RoutedTokens(none, weights, weights.long()), weights.new_empty(0).long(), ranks)

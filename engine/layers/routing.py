@@ -16,6 +16,9 @@ from kernels.moe import route, route_in_groups
 
 
 class Router(Protocol):
+    @property
+    def top_k(self) -> int: ...
+
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """x [tokens, hidden] -> weights [tokens, top_k] fp32, expert ids [tokens, top_k] int64"""
 
@@ -51,6 +54,10 @@ class GroupedRouter:
     proj: Linear
     bias: torch.Tensor  # [experts] fp32
     rule: GroupedRouting
+
+    @property
+    def top_k(self) -> int:
+        return self.rule.top_k
 
     @classmethod
     def load(

@@ -1,6 +1,7 @@
 """Moves experts between the ranks of a stage while they serve, so that the slowest rank has less to compute.
 
-Every rank sees every token's experts, and all of them look at the first one's counts before the same steps: so they decide alike, without a message.
+All ranks look at the same counts before the same steps, so they decide alike: the first one's where every rank sees all tokens, the sum of all where
+each has tokens of its own.
 Refuses to know how a placement is found.
 """
 
@@ -47,21 +48,22 @@ class ExpertBalancer:
         if not layers:
             return
         # Of a model that has just taken another's place this rank has counted nothing: it takes part all the same.
-        seen = self._ranks.from_rank(0, torch.stack([layer.counted() for layer in layers]))
-        ready = self._ranks.sum(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))
+        seen = torch.stack([layer.counted() for layer in layers])
+        seen = self._ranks.total(seen) if self._ranks.copies > 1 else self._ranks.from_rank(0, seen)
+        ready = self._ranks.total(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))
         for number, (layer, loads) in enumerate(zip(layers, seen.tolist(), strict=True)):
-            layer.seen = seen[number] // 2  # older tokens count less
-            if layer.placement is None or int(ready) < self._ranks.shard.size:
+            layer.seen = layer.counted() // 2  # older tokens count less
+            if layer.placement is None or int(ready) < self._ranks.size:
                 continue
             placement = layer.placement.balanced(loads)
             if placement.slowest(loads) < _GAIN * layer.placement.slowest(loads):
                 self._planned.append((number, placement))
         if self._planned and self._ranks.is_first:
-            log.info("experts of %d layers move between %d ranks", len(self._planned), self._ranks.shard.size)
+            log.info("experts of %d layers move between %d ranks", len(self._planned), self._ranks.size)
 
     def _move(self, layer: Experts, placement: ExpertPlacement) -> None:
         """Bring experts to where they shall be: each from the first rank that has it, to all. Nothing is overwritten before all are there."""
-        old, rank = layer.placement, self._ranks.shard.rank
+        old, rank = layer.placement, self._ranks.rank
         assert old is not None
         coming = [
             {new: slot for slot, (before, new) in enumerate(zip(*slots, strict=True)) if before != new}
@@ -85,5 +87,10 @@ class ExpertBalancer:
 
 def experts_of(model: Decoder) -> list[Experts]:
     """Return the experts of each layer whose ranks have some of them."""
+    return [part.experts for part in sparse_parts_of(model)]
+
+
+def sparse_parts_of(model: Decoder) -> list[SparseMLP]:
+    """Return the feed-forward of each of those layers."""
     found = [layer.feed_forward for layer in model.layers if isinstance(layer, DecoderLayer)]
-    return [part.experts for part in found if isinstance(part, SparseMLP) and part.experts.placement is not None]
+    return [part for part in found if isinstance(part, SparseMLP) and part.experts.placement is not None]

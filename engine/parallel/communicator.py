@@ -1,4 +1,5 @@
-"""What ranks exchange within a forward pass: sums of hidden states, joined logits, tokens that the first rank has chosen; and between stages.
+"""What ranks exchange within a forward pass: sums of hidden states, joined logits, tokens that the first rank has chosen; and between stages. Where
+each has tokens of its own, rows that go from every rank to every other, and to the first one.
 
 Knows tensors and one group of torch.distributed's, Gloo on CPUs and NCCL on GPUs; refuses to know models and steps. Sums are made in one order, so
 every rank has the same bits.
@@ -19,6 +20,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them only wher
     TCPStore,
 )
 
+from engine.planning.parallelism import Parallelism
 from engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
@@ -34,21 +36,37 @@ class Exchanged(NamedTuple):
     summed_bytes: int = 0
     joins: int = 0
     joined_bytes: int = 0  # of all ranks' parts
+    exchanges: int = 0
+    exchanged_bytes: int = 0  # that went to other ranks
 
 
 class Communicator:
-    def __init__(self, group: Any | None, shard: Shard, pipe: "StagePipe | None" = None) -> None:
-        """`group`: a process group of torch.distributed's, of as many ranks as `shard` says; None: it is alone. `pipe`: to other stages."""
+    def __init__(
+        self, group: Any | None, shard: Shard, pipe: "StagePipe | None" = None, rank: int = 0, size: int = 1
+    ) -> None:
+        """`group`: a process group of torch.distributed's, of `size` ranks; None: it is alone. `shard`: of the matrices, which as many ranks share as
+        it says. `pipe`: to other stages."""
         self._group = group
         self.shard = shard
         self.pipe = pipe
+        self.rank = rank
+        self.size = size
         self.exchanged = Exchanged()
 
     @property
     def is_first(self) -> bool:
-        return self.shard.rank == 0
+        return self.rank == 0
+
+    @property
+    def copies(self) -> int:
+        """How many parts of the group have whole matrices, and sequences of their own."""
+        return self.size // self.shard.size
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what the ranks that share matrices have made of their parts, in place where x is contiguous."""
+        return x if self.shard.size == 1 else self.total(x)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors, in place where x is contiguous."""
         if self._group is None:
             return x
@@ -59,8 +77,8 @@ class Communicator:
         return x
 
     def join(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """Return all ranks' columns side by side: x [rows, sizes[rank]] -> [rows, sum(sizes)]."""
-        if self._group is None:
+        """Return the columns of all ranks that share matrices side by side: x [rows, sizes[rank]] -> [rows, sum(sizes)]."""
+        if self._group is None or self.shard.size == 1:
             return x
         widest = max(sizes)
         if x.shape[1] < widest:
@@ -80,6 +98,31 @@ class Communicator:
         options.rootRank, options.rootTensor = rank, 0
         self._group.broadcast([x], options).wait()
         return x
+
+    def exchange(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """Send rows, the first `sent[0]` to the first rank and so on. Return those that come, `received[0]` from the first rank and so on."""
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        if self._group is None:
+            return arrived.copy_(rows)
+        self._group.alltoall_base(arrived, rows.contiguous(), list(received), list(sent), dist.AllToAllOptions()).wait()
+        of_row = rows[:1].nbytes if len(rows) else 0
+        done, going = self.exchanged, sum(sent) - sent[self.rank]
+        self.exchanged = done._replace(
+            exchanges=done.exchanges + 1, exchanged_bytes=done.exchanged_bytes + going * of_row
+        )
+        return arrived
+
+    def exchange_counts(self, sent: torch.Tensor) -> tuple[list[int], list[int]]:
+        """Tell every rank how many rows will go to it, [ranks] int64. Return those numbers, and how many come from each."""
+        one = [1] * self.size
+        going, coming = torch.stack([sent, self.exchange(sent, one, one)]).tolist()
+        return going, coming
+
+    def to_first(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Return all ranks' rows one behind another, on the first rank; on the others none. `counts`: of each rank."""
+        to_others = [0] * (self.size - 1)
+        received = counts if self.is_first else [0, *to_others]
+        return self.exchange(rows, [counts[self.rank], *to_others], received)
 
 
 class StagePipe:
@@ -127,7 +170,7 @@ class StagePipe:
 class RankLinks(NamedTuple):
     """One rank's place, and its ways to the others: a model that is loaded warms up beside those that serve."""
 
-    shard: Shard = WHOLE  # of its stage
+    shard: Shard = WHOLE  # of its stage's matrices
     num_stages: int = 1
     serving: Communicator | None = None  # None: it is alone
     loading: Communicator | None = None
@@ -135,6 +178,11 @@ class RankLinks(NamedTuple):
     @property
     def stage(self) -> int:
         return 0 if self.serving is None or self.serving.pipe is None else self.serving.pipe.stage
+
+    @property
+    def rank(self) -> int:
+        """Its number among all ranks of its stage."""
+        return 0 if self.serving is None else self.serving.rank
 
 
 def new_store() -> TCPStore:
@@ -144,17 +192,18 @@ def new_store() -> TCPStore:
     return TCPStore(LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def link(rank: int, size: int, num_stages: int, store: Store, device: torch.device) -> RankLinks:
-    """Connect one rank with the others; returns when all of them have called it. `size`: of all stages together."""
-    per_stage = size // num_stages
-    shard, stage = Shard(rank % per_stage, per_stage), rank // per_stage
+def link(rank: int, degrees: Parallelism, store: Store, device: torch.device) -> RankLinks:
+    """Connect one rank with the others; returns when all of them have called it. `rank`: among those of all stages."""
+    size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
+    stage, within = divmod(rank, per_stage)
+    shard = Shard(within % degrees.tp, degrees.tp)
 
     def communicator(name: str) -> Communicator:
         pipe = None
         if num_stages > 1:
             pipe = StagePipe(_group(f"{name}-pipe", rank, size, store, device), rank, per_stage, num_stages)
-        shared = _group(f"{name}-{stage}", shard.rank, per_stage, store, device) if per_stage > 1 else None
-        return Communicator(shared, shard, pipe)
+        shared = _group(f"{name}-{stage}", within, per_stage, store, device) if per_stage > 1 else None
+        return Communicator(shared, shard, pipe, within, per_stage)
 
     return RankLinks(shard, num_stages, communicator("serving"), communicator("loading"))
 

@@ -17,6 +17,7 @@ from engine.models.registry import Model
 from engine.parallel.channel import RankChannel
 from engine.parallel.communicator import LOCALHOST, RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
+from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig
 from engine.runner import BegunStep, ModelRunner
 from engine.step import StepInput
@@ -36,7 +37,7 @@ def make_part_arena(config: HostConfig, rank: int) -> Arena:
 def connect(arena: Arena, rank: int, config: HostConfig, port: int) -> PartMemory:
     """Connect this rank with the others, by the first one's store."""
     store = TCPStore(LOCALHOST, port, is_master=False)
-    return PartMemory(arena, link(rank, len(config.group), config.stages, store, arena.device))
+    return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device))
 
 
 class FollowedModel(NamedTuple):

@@ -41,6 +41,7 @@ from engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
+from engine.planning.parallelism import Parallelism
 from engine.protocol import AdapterSource, HostConfig, ModelSpec
 from engine.results import RunResult
 from engine.runner import BegunStep, Forwarded, LaunchedStep, ModelRunner
@@ -57,7 +58,8 @@ class RankGroup:
     def __init__(self, config: HostConfig, device: torch.device, on_lost: Callable[[], None] = lambda: None) -> None:
         """Start the other ranks, and return when all of them are connected. `device`: this rank's. `on_lost`: called from a thread when one has ended
         unasked. Raises CheckpointError where one cannot be made ready."""
-        self.size, self.num_stages = len(config.group), config.stages
+        degrees = Parallelism.of_host(config)
+        self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
         self.lost: str | None = None  # which rank is gone
@@ -70,10 +72,15 @@ class RankGroup:
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         try:
             self._replies("", "be made ready")
-            self.links: RankLinks = link(0, self.size, self.num_stages, store, device)
+            self.links: RankLinks = link(0, degrees, store, device)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def parts(self) -> int:
+        """The ranks that have a part of a block each: one of every stage where each rank has sequences of its own, else all."""
+        return self.size // self.copies
 
     @property
     def pids(self) -> list[int]:
@@ -133,13 +140,15 @@ class RankGroup:
         with suppress(RankLostError):  # its next step says so
             self.send(ClearSlab(slab))
 
-    def store(self, model: str, blocks: Sequence[int], into: Sequence[Sequence[memoryview]]) -> None:
-        """Copy blocks of every other rank to host memory. `into`: of each of those ranks, a place for each block. Raises RankLostError."""
-        self._copy(StoreBlocks(model, tuple(blocks)), into, lambda copies, place: copies.receive_into(place))
+    def store(self, model: str, into: "Sequence[RankBlocks]") -> None:
+        """Copy blocks of the other ranks to host memory. `into`: of each of those ranks. Raises RankLostError."""
+        orders = [StoreBlocks(model, tuple(one.blocks)) for one in into]
+        self._copy(orders, into, lambda copies, place: copies.receive_into(place))
 
-    def fetch(self, model: str, blocks: Sequence[int], source: Sequence[Sequence[memoryview]]) -> None:
-        """Copy blocks of every other rank from host memory; returns when the bytes are there. Raises RankLostError."""
-        self._copy(FetchBlocks(model, tuple(blocks)), source, lambda copies, place: copies.send_bytes(place))
+    def fetch(self, model: str, source: "Sequence[RankBlocks]") -> None:
+        """Copy blocks of the other ranks from host memory; returns when the bytes are there. Raises RankLostError."""
+        orders = [FetchBlocks(model, tuple(one.blocks)) for one in source]
+        self._copy(orders, source, lambda copies, place: copies.send_bytes(place))
 
     def close(self) -> None:
         """End the other ranks, and wait for them."""
@@ -206,17 +215,19 @@ class RankGroup:
 
     def _copy(
         self,
-        order: StoreBlocks | FetchBlocks,
-        places: Sequence[Sequence[memoryview]],
+        orders: Sequence[StoreBlocks | FetchBlocks],
+        of_ranks: "Sequence[RankBlocks]",
         move: Callable[[RankChannel, memoryview], None],
     ) -> None:
+        both = zip(self._channels, orders, of_ranks, strict=True)
+        busy = [(copies, order, one.places) for (_, _, copies), order, one in both if one.blocks]
         try:
-            for _, _, copies in self._channels:
+            for copies, order, _ in busy:
                 copies.send(order)
-            for (_, _, copies), of_rank in zip(self._channels, places, strict=True):
-                for place in of_rank:
+            for copies, _, places in busy:
+                for place in places:
                     move(copies, place)
-            for _, _, copies in self._channels:
+            for copies, _, _ in busy:
                 copies.receive()  # done
         except (OSError, EOFError):
             raise RankLostError(self.lost or "a rank is gone") from None
@@ -333,8 +344,15 @@ class PipelinedStep(NamedTuple):
         return self.runner.finish(self.begun, self.rows)
 
 
+class RankBlocks(NamedTuple):
+    """Blocks as one rank numbers them, and places in host memory for its parts of them."""
+
+    blocks: Sequence[int]
+    places: Sequence[memoryview]
+
+
 class RankedCopier:
-    """Moves blocks of all ranks: in host memory a block is their parts, the first rank's first."""
+    """Moves blocks of all ranks: in host memory a block is the parts of those that have it, the first one's first."""
 
     def __init__(self, own: BlockCopier, model: str, group: RankGroup, block_bytes: int) -> None:
         self._own = own
@@ -347,18 +365,24 @@ class RankedCopier:
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
         """Copy to host memory. A step whose results are here has been computed by all ranks."""
-        own, *others = self._parts(into)
-        self._own.store(blocks, own, mark)
-        self._group.store(self._model, blocks, others)
+        own, *others = self._of_ranks(blocks, into)
+        self._own.store(own.blocks, own.places, mark)
+        self._group.store(self._model, others)
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        own, *others = self._parts(source)
-        self._group.fetch(self._model, blocks, others)
-        self._own.fetch(blocks, own, mark)
+        own, *others = self._of_ranks(blocks, source)
+        self._group.fetch(self._model, others)
+        self._own.fetch(own.blocks, own.places, mark)
 
-    def _parts(self, places: Sequence[memoryview]) -> list[list[memoryview]]:
-        size = self._block_bytes
-        return [[place[rank * size : (rank + 1) * size] for place in places] for rank in range(self._group.size)]
+    def _of_ranks(self, blocks: Sequence[int], places: Sequence[memoryview]) -> list[RankBlocks]:
+        size, copies = self._block_bytes, self._group.copies
+        found = []
+        for rank in range(self._group.size):
+            part, copy = divmod(rank, copies)
+            here = [(b // copies, place) for b, place in zip(blocks, places, strict=True) if b % copies == copy]
+            parts = [place[part * size : (part + 1) * size] for _, place in here]
+            found.append(RankBlocks([block for block, _ in here], parts))
+        return found
 
 
 def threads_of(config: HostConfig) -> int:

@@ -132,6 +132,10 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
     step = tokens * item * (3 * hidden + widest)
     step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
+    if place.parallelism.copies > 1:
+        # At most all tokens leave one rank for as many others as they have experts, come back as sums, and are added up in fp32; or all come to one.
+        top_k = max(int(shape.active) for _, shape in model.weights() if shape.experts)
+        step += tokens * hidden * ((2 * min(place.parallelism.ep, top_k) + 1) * item + 4)
     if place.stage or model.is_encoder:
         return step
     kept, encoding = model.config.image_bytes(item)

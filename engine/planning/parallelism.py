@@ -13,8 +13,8 @@ from engine.weights.shard import Shard
 
 
 class Parallelism(NamedTuple):
-    """`tp` ranks share every matrix of a stage, `ep` its experts whole; where `ep` is larger, as many copies of the attention compute for sequences
-    of their own. `pp` stages have the layers one behind another; the first has the embedding and the head."""
+    """`tp` ranks share every matrix of a stage, `ep` its experts whole; where `ep` is larger, copies of the attention compute for sequences of their
+    own. `pp` stages have the layers one behind another; the first has the embedding and the head."""
 
     tp: int = 1
     pp: int = 1
@@ -35,29 +35,43 @@ class Parallelism(NamedTuple):
         return self.per_stage // self.tp
 
     @property
+    def is_served(self) -> bool:
+        """Tell whether hosts compute it, or it is planned alone."""
+        return self.copies == 1 or self.tp == 1
+
+    @property
     def stage_places(self) -> "list[RankPlace]":
         """The first rank of each stage."""
         return [RankPlace(self, 0, stage) for stage in range(self.pp)]
 
     @classmethod
-    def of_group(cls, size: int, num_stages: int, is_by_experts: bool, redundant: int = 0) -> "Parallelism":
+    def of_group(
+        cls, size: int, num_stages: int, is_by_experts: bool, redundant: int = 0, copies: int = 1
+    ) -> "Parallelism":
         """Return the degrees of a host's ranks; of no group, one's. `is_by_experts`: those of a stage have some of its experts each, and `redundant`
-        copies together."""
+        copies together. `copies`: of the attention. Raises CheckpointError."""
         if size < 2:
             return cls()
         per_stage = size // num_stages
+        if copies > 1 and (copies != per_stage or not is_by_experts):
+            raise CheckpointError(
+                f"data_parallel is {copies}, and a stage has {per_stage} ranks: each has the attention whole, and some of the experts; "
+                f"make it {per_stage}, with expert_parallel, or 1"
+            )
         if redundant % per_stage:
             raise CheckpointError(
                 f"redundant_experts is {redundant}, and {per_stage} ranks share a layer's experts; make it a multiple"
             )
-        return cls(per_stage, num_stages, per_stage if is_by_experts else 1, redundant // per_stage)
+        return cls(per_stage // copies, num_stages, per_stage if is_by_experts else 1, redundant // per_stage)
 
     @classmethod
     def of_host(cls, host: HostConfig) -> "Parallelism":
-        return cls.of_group(len(host.group), host.stages, host.expert_parallel, host.redundant_experts)
+        return cls.of_group(
+            len(host.group), host.stages, host.expert_parallel, host.redundant_experts, host.data_parallel
+        )
 
     def __str__(self) -> str:
-        return f"tp {self.tp}, pp {self.pp}, ep {self.ep}"
+        return f"tp {self.tp}, pp {self.pp}, ep {self.ep}" + (f", dp {self.copies}" if self.copies > 1 else "")
 
     def require_counts(self, num_layers: int, num_heads: int, num_kv_heads: int, num_experts: int) -> None:
         """Raise CheckpointError where the degrees cannot be of one model with so many layers, heads and experts. `num_kv_heads`: 0 for none of their
@@ -67,6 +81,10 @@ class Parallelism(NamedTuple):
                 raise CheckpointError(f"{name} is {degree}; it must be at least 1")
         if self.pp > num_layers:
             raise CheckpointError(f"pp is {self.pp}, and the model has {num_layers} layers; at most as many stages")
+        if self.copies > 1 and not num_experts:
+            raise CheckpointError(
+                f"data_parallel is {self.copies}, and the model has no experts to spread: its copies share nothing, so run a host for each device"
+            )
         if self.ep > 1 and (not num_experts or num_experts % self.ep):
             fits = [str(n) for n in range(2, num_experts + 1) if num_experts % n == 0]
             can = f"ep may be {', '.join(fits[:8])}" if fits else "leave ep at 1"

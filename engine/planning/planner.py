@@ -90,10 +90,8 @@ class ModelPlan(NamedTuple):
         room = f"{split.kv_bytes / GIB:.1f} GiB for KV, {split.kv_tokens:,} tokens"
         assert split.speed is not None
         pace = f"{split.speed.tokens_per_s:,.0f} tokens/s at {split.speed.batch} sequences, {split.speed.token_s * 1e3:.1f} ms a token"
-        if split.parallelism.copies > 1:
-            room += (
-                f"; not served yet: {split.parallelism.copies} copies of the attention, each with sequences of its own"
-            )
+        if not split.parallelism.is_served:
+            room += f"; not served yet: {split.parallelism.copies} copies of the attention, each on several ranks"
         if split is self.best:
             return f"most tokens a second of those that fit: {pace}; {room}"
         assert self.best.speed is not None
@@ -117,7 +115,7 @@ def make_plan(
     splits.sort(
         key=lambda split: (
             not split.fits,
-            split.parallelism.copies > 1,
+            not split.parallelism.is_served,
             -split.speed.tokens_per_s if split.speed else split.missing_bytes,
         )
     )
@@ -184,6 +182,7 @@ def _described(plan: ModelPlan, split: SplitPlan, price_per_hour: float | None) 
     }
     found: dict[str, Any] = {
         **split.parallelism._asdict(),
+        "dp": split.parallelism.copies,
         "fits": split.fits,
         "reason": plan.reason(split),
         **totals,

@@ -3,9 +3,10 @@
 A prediction says whose share it is: a record's, or an assumption.
 """
 
+from math import prod
 from typing import NamedTuple
 
-from engine.description.weights import VOCABULARY_UNIT
+from engine.description.weights import VOCABULARY_UNIT, WeightShape
 from engine.kv.groups import CacheGroups
 from engine.planning.devices import Device
 from engine.planning.memory import RankMemory
@@ -64,20 +65,43 @@ def predict(
     return Speed(sum(prompts), token_s, batch / token_s, batch, share.source)
 
 
+class RoutedCounts(NamedTuple):
+    """Tokens that go to experts on other ranks, once to each of these, in all layers of a stage together."""
+
+    sent: float
+    received: float
+
+
 class ExchangedBytes(NamedTuple):
-    """What a rank takes part in for one step of a stage whose matrices are shared: sums of hidden states, and logits that are joined."""
+    """What a rank takes part in for one step of a stage: sums of hidden states and joined logits, where matrices are shared; rows that go from every
+    rank to every other, where each has sequences of its own."""
 
     sums: int
     summed_bytes: int
     joins: int
     joined_bytes: int  # of all ranks' parts, each as wide as the widest
+    exchanges: int = 0
+    exchanged_bytes: int = 0  # that go to other ranks
 
 
-def exchanged(model: PlannedModel, place: RankPlace, tokens: int, rows: int) -> ExchangedBytes:
-    """Count the messages of a step of so many tokens and rows of logits: two in each layer; at the first stage one behind the embedding, and one that
-    joins the vocabulary."""
+def exchanged(
+    model: PlannedModel, place: RankPlace, tokens: int, rows: int, routed: RoutedCounts | None = None
+) -> ExchangedBytes:
+    """Count the messages of a step of so many tokens and rows of logits, of this rank where each has its own. Of shared matrices two in each layer;
+    at the first stage one behind the embedding, and one that joins the vocabulary. Of whole ones three in each layer of experts: how many tokens go
+    to each rank, the tokens with their experts' numbers and weights, and what is made of them; at the first stage one of the rows whose logits are
+    wanted. `routed`: None for as many as are likely, if each expert is as likely."""
     tp, config = place.parallelism.tp, model.config
     is_first = place.stage == 0
+    if place.parallelism.copies > 1 and tp == 1:
+        others, sparse = place.parallelism.ep - 1, _sparse_layers(model, place)
+        routed = routed or likely_routed(model, place, tokens)
+        hidden = config.hidden_size * model.item_bytes
+        with_experts = hidden + 8 * max((shape.active for shape in sparse), default=0)
+        num_bytes = len(sparse) * 8 * others + routed.sent * with_experts + routed.received * hidden
+        if is_first and place.rank:
+            num_bytes += rows * hidden
+        return ExchangedBytes(0, 0, 0, 0, 3 * len(sparse) + (is_first and rows > 0), round(num_bytes))
     sums = is_first + 2 * len(model.stages(place.parallelism.pp)[place.stage])
     spans = [Shard(rank, tp).span(config.vocab_size, VOCABULARY_UNIT) for rank in range(tp)]
     widest = max(span.size for span in spans)
@@ -87,6 +111,23 @@ def exchanged(model: PlannedModel, place: RankPlace, tokens: int, rows: int) -> 
         int(is_first and rows > 0),
         tp * rows * widest * 4 * is_first,
     )
+
+
+def likely_routed(model: PlannedModel, place: RankPlace, tokens: int) -> RoutedCounts:
+    """Return how many of a rank's tokens are likely to go to other ranks, and theirs here, if every rank has as many."""
+    ep, likely = place.parallelism.ep, 0.0
+    for shape in _sparse_layers(model, place):
+        elsewhere = shape.experts - shape.experts // ep  # than on one rank
+        none = prod((elsewhere - i) / (shape.experts - i) for i in range(int(shape.active)))
+        likely += (ep - 1) * (1 - none) * tokens
+    return RoutedCounts(likely, likely)
+
+
+def _sparse_layers(model: PlannedModel, place: RankPlace) -> list[WeightShape]:
+    """Return one of the experts' matrices of each layer of the stage that has some."""
+    layers = [model.layers[i] for i in model.stages(place.parallelism.pp)[place.stage]]
+    found = [next((shape for shape in layer if shape.experts), None) for layer in layers]
+    return [shape for shape in found if shape is not None]
 
 
 def _products(model: PlannedModel, place: RankPlace) -> float:
@@ -123,10 +164,15 @@ def _kv_bytes_of(memory: RankMemory, context_length: int) -> int:
 
 
 def _exchange_s(model: PlannedModel, place: RankPlace, device: Device, tokens: int) -> float:
-    """Predict the time of a stage's collectives: two sums of hidden states a layer where ranks share matrices, hidden states to the next stage."""
-    pp, per_stage = place.parallelism.pp, place.parallelism.per_stage
-    row = model.config.hidden_size * model.item_bytes
-    sums = exchanged(model, place, tokens, 0).sums if per_stage > 1 else 0
-    moved = 2 * (per_stage - 1) / per_stage * row * tokens
-    taken = sums * (_COLLECTIVE_S[device.is_cpu] + moved / device.link_bytes_per_s)
-    return taken + (pp > 1) * (_COLLECTIVE_S[device.is_cpu] + row * tokens / device.link_bytes_per_s)
+    """Predict the time of a stage's collectives: two sums of hidden states a layer where ranks share matrices, tokens to their experts and back where
+    these are whole, hidden states to the next stage."""
+    tp, pp, ep, _ = place.parallelism
+    each_s, row = _COLLECTIVE_S[device.is_cpu], model.config.hidden_size * model.item_bytes
+    taken = 0.0
+    if tp > 1:
+        sums = exchanged(model, RankPlace(Parallelism(tp, pp), 0, place.stage), tokens, 0).sums
+        taken += sums * (each_s + 2 * (tp - 1) / tp * row * tokens / device.link_bytes_per_s)
+    if place.parallelism.copies > 1:  # where several ranks have a copy, each sends a part of its tokens
+        routed = exchanged(model, RankPlace(Parallelism(1, pp, ep), 1, place.stage), -(-tokens // tp), 1)
+        taken += routed.exchanges * each_s + routed.exchanged_bytes / device.link_bytes_per_s
+    return taken + (pp > 1) * (each_s + row * tokens / device.link_bytes_per_s)

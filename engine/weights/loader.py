@@ -167,7 +167,7 @@ class WeightLoader:
         """Return the matrices of all experts, [experts, rows, columns], that the checkpoint keeps in one tensor. With `are_pairs`, gate and up rows
         take turns there; here gates are above ups. `num_parts`: so many matrices lie there one below the other, and ranks share each. Raises
         CheckpointError where each rank is to have some of the experts."""
-        if self.shard.has_whole_experts and self.shard.size > 1:
+        if self.shard.experts is not None:
             raise CheckpointError(
                 f"{name} keeps all experts in one tensor, of which ranks have a part each: drop expert_parallel"
             )

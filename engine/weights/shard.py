@@ -74,18 +74,21 @@ class Stage(NamedTuple):
         return self.number == self.num_stages - 1
 
 
+class ExpertShard(NamedTuple):
+    """One of `size` ranks that have some of a layer's experts each, whole."""
+
+    rank: int
+    size: int
+    spare: int = 0  # experts that it has besides, copies of others'
+
+
 class Shard(NamedTuple):
-    """One of `size` ranks, of a stage where the model has several."""
+    """One of `size` ranks that share matrices, of a stage where the model has several."""
 
     rank: int = 0
     size: int = 1
     stage: Stage | None = None  # None: all layers
-    has_whole_experts: bool = False  # of a layer's experts each rank has some, instead of a part of each
-    spare_experts: int = 0  # that it has besides, copies of others'
-
-    def experts(self, num_experts: int, name: str) -> AxisRange:
-        """Return the experts of which this rank has its part, or all. Raises CheckpointError."""
-        return self.span(num_experts, 1, name, self.has_whole_experts)
+    experts: ExpertShard | None = None  # None: a part of each, as of other matrices
 
     def stage_of(self, num_layers: int) -> Stage:
         return self.stage or Stage(0, 1, range(num_layers))

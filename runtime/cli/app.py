@@ -163,11 +163,20 @@ def serve(
     pp: Annotated[int, typer.Option(min=1, help="Stages, of --tp devices each, with a run of the model's layers.")] = 1,
     expert_parallel: Annotated[
         bool,
-        typer.Option("--expert-parallel", help="Devices of --tp have some of each layer's experts, not a part of all."),
+        typer.Option(
+            "--expert-parallel", help="Devices of --tp or --dp have some of each layer's experts, not a part of all."
+        ),
     ] = False,
     redundant_experts: Annotated[
         int, typer.Option(min=0, help="Copies of each layer's busiest experts, beside --expert-parallel.")
     ] = 0,
+    dp: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Devices with the attention whole and sequences of their own, beside --expert-parallel: so many times the KV cache.",
+        ),
+    ] = 1,
     speculate: Annotated[
         str | None,
         typer.Option(
@@ -211,6 +220,7 @@ def serve(
         adapters=tuple(adapter or ()),
         expert_parallel=expert_parallel,
         redundant_experts=redundant_experts,
+        dp=dp,
         speculate=speculate,
     )
     raise typer.Exit(run(served, clients))

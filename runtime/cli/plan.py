@@ -133,7 +133,7 @@ def _show(found: ModelPlan, told: dict[str, Any]) -> None:
         if speed is not None:
             paces = [f"{speed['ttft_s'] * 1e3:,.0f}", f"{speed['token_s'] * 1e3:,.1f}", f"{speed['tokens_per_s']:,.0f}"]
         cost = split.get("cost_per_million_tokens")
-        name = f"tp {split['tp']} pp {split['pp']} ep {split['ep']}"
+        name = f"tp {split['tp']} pp {split['pp']} ep {split['ep']}" + (f" dp {split['dp']}" if split["dp"] > 1 else "")
         table.add_row(name, *sizes, f"{split['total_kv_tokens']:,}", *paces, "-" if cost is None else f"{cost:.2f}")
     console.print(table)
     console.print("Sizes in GiB, of the fullest rank.", highlight=False)

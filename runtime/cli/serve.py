@@ -61,26 +61,34 @@ class Served(NamedTuple):
     adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
     expert_parallel: bool = False
     redundant_experts: int = 0
+    dp: int = 1
     speculate: str | None = None  # None: as a site's file that says nothing
 
     @property
     def engine(self) -> dict[str, Any]:
         """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
-        ranks = self.tp * self.pp
+        ranks = self.tp * self.pp * self.dp
         split = {
             "stages": self.pp,
             "expert_parallel": self.expert_parallel,
             "redundant_experts": self.redundant_experts,
+            "data_parallel": self.dp,
         }
         if self.redundant_experts and not self.expert_parallel:
             raise CliError("--redundant-experts are copies beside --expert-parallel: give that as well.")
-        if self.expert_parallel and self.tp == 1:
+        if self.expert_parallel and self.tp == self.dp == 1:
             raise CliError(
-                "--expert-parallel divides a layer's experts among the devices of --tp: give it more than one."
+                "--expert-parallel divides a layer's experts among the devices of --tp or --dp: give either more than one."
+            )
+        if self.dp > 1 and not self.expert_parallel:
+            raise CliError("--dp spreads whole experts over its devices: give --expert-parallel as well.")
+        if self.dp > 1 and self.tp > 1:
+            raise CliError(
+                f"--dp {self.dp} has the attention whole on each device, and --tp {self.tp} cuts it: give --dp {self.dp * self.tp} or drop either."
             )
         if self.is_split and ranks > 1:
             raise CliError(
-                "--tp and --pp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
+                "--tp, --pp and --dp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
             )
         if self.is_split:
             return {"hosts": self._hosts(), "kv_host_gib": self.kv_gib or _CPU_KV_GIB}
@@ -90,7 +98,7 @@ class Served(NamedTuple):
             return {"devices": [["cpu"] * ranks], **split}
         if self.device not in ("auto", "cuda"):
             raise CliError(
-                f"--tp {self.tp} --pp {self.pp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
+                f"--tp {self.tp} --pp {self.pp} --dp {self.dp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
             )
         return {"devices": [[f"cuda:{i}" for i in range(ranks)]], **split}
 

@@ -207,6 +207,7 @@ def host_config(
         stages=config.stages if len(group) > 1 else 1,
         expert_parallel=config.expert_parallel and len(group) > 1,
         redundant_experts=config.redundant_experts if len(group) > 1 else 0,
+        data_parallel=config.data_parallel if len(group) > 1 else 1,
         threads=config.threads,
         kv_bytes=round((_CPU_KV_GIB if config.kv_gib is None else config.kv_gib) * GIB),
         model_bytes=model_bytes,

@@ -93,8 +93,9 @@ def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
     on_cpu = not site.engine.all_devices[0].startswith("cuda")
     if directory is None:
         return 0
+    engine = site.engine
     degrees = Parallelism.of_group(
-        ranks, site.engine.stages, site.engine.expert_parallel, site.engine.redundant_experts
+        ranks, engine.stages, engine.expert_parallel, engine.redundant_experts, engine.data_parallel
     )
     return planned_weights_bytes(directory, model.dtype, on_cpu=on_cpu, degrees=degrees)
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.checkpoints import write_speaking_experts
 from tests.e2e.test_engine_death import REQUESTS, Stream, assert_idle, cut_sequences, end, wait_for, write_site
 from tests.runtime.test_real_engine import Process
 
@@ -18,13 +19,18 @@ DEADLINE_S = 20.0  # the ranks of a group start anew within it, on a busy machin
 SOME = REQUESTS[::3]
 
 
-def write_group(folder: Path, stages: int) -> Path:
-    file = write_site(folder, "embedded:ember", continue_within_s=60.0, step_deadline_s=DEADLINE_S)
-    file.write_text(file.read_text().replace('device = "cpu"', 'devices = [["cpu", "cpu"]]\nstages = ' + str(stages)))
+EXPERTS = "stages = 1\nexpert_parallel = true\ndata_parallel = 2"
+GROUPS = {"one stage": "stages = 1", "two stages": "stages = 2", "sequences of their own": EXPERTS}
+
+
+def write_group(folder: Path, split: str) -> Path:
+    source = str(write_speaking_experts(folder / "experts")) if split == EXPERTS else "embedded:ember"
+    file = write_site(folder, source, continue_within_s=60.0, step_deadline_s=DEADLINE_S)
+    file.write_text(file.read_text().replace('device = "cpu"', 'devices = [["cpu", "cpu"]]\n' + split))
     return file
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
+@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("site")
     started = Process(write_group(folder, request.param), folder / "log")
@@ -80,7 +86,10 @@ def test_two_ranks_answer_like_one_process_would_and_sleep_leaves_nothing(
 
 # In the fixture's own order: otherwise its sites are started anew for the tests that name them.
 one_stage_and_slowly_two = pytest.mark.parametrize(
-    "site", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one stage", "two stages"], indirect=True
+    "site",
+    [GROUPS["one stage"], *(pytest.param(GROUPS[name], marks=pytest.mark.slow) for name in [*GROUPS][1:])],
+    ids=GROUPS,
+    indirect=True,
 )
 
 
@@ -88,7 +97,7 @@ one_stage_and_slowly_two = pytest.mark.parametrize(
 def test_streams_go_on_when_a_rank_dies(
     request: pytest.FixtureRequest, site: Process, undisturbed: list[Any], rank: int
 ) -> None:
-    if rank == 0 and request.node.callspec.params["site"] == 2:
+    if rank == 0 and request.node.callspec.params["site"] != GROUPS["one stage"]:
         pytest.skip("the first rank's end is the same, however the others share")
     strike(site, undisturbed, rank, signal.SIGKILL, after_events=12)
 

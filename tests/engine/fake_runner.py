@@ -44,14 +44,17 @@ class FakeArena:
 
     num_slabs: int
     slab_bytes: int
+    copies: int = 1  # ranks that have as many bytes, one's behind another's
     writers: list[tuple[str, int] | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.writers = [None] * (self.num_slabs * self.slab_bytes)
+        self.writers = [None] * (self.copies * self.num_slabs * self.slab_bytes)
         self.slabs = SlabAllocator(self.num_slabs, self.slab_bytes, self.clear)
 
     def clear(self, slab: int) -> None:
-        self.writers[slab * self.slab_bytes : (slab + 1) * self.slab_bytes] = [None] * self.slab_bytes
+        for copy in range(self.copies):
+            start = (copy * self.num_slabs + slab) * self.slab_bytes
+            self.writers[start : start + self.slab_bytes] = [None] * self.slab_bytes
 
 
 class FakeMemory:
@@ -67,7 +70,8 @@ class FakeMemory:
         assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "somebody else wrote into the block"
 
     def _span(self, block: int) -> slice:
-        start = self.start + block * self.block_bytes
+        there, copy = divmod(block, self.arena.copies)
+        start = copy * self.arena.num_slabs * self.arena.slab_bytes + self.start + there * self.block_bytes
         return slice(start, start + self.block_bytes)
 
 
@@ -86,7 +90,9 @@ class FakeRunner:
         memory: FakeMemory | None = None,
         depth: int = 1,
         windows: Windows = (None,),
+        copies: int = 1,
     ) -> None:
+        self.copies = copies
         self.windows = windows
         self.memory = memory
         self.block_size = block_size
@@ -115,6 +121,9 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
+        for chunk, table in enumerate(zip(*[group.tables for group in step.groups], strict=True)):
+            shares = {block % self.copies for blocks in table for block in blocks}
+            assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
         slots = [slot for group in step.groups for slot in group.slots]
         assert len(set(slots)) == len(slots), "two tokens were to be written into one slot"
         for number, group in enumerate(step.groups):
@@ -196,11 +205,15 @@ def fake_engine(
     max_decode_delay_s: float = math.inf,
     speculation: Speculation | None = None,
     windows: Windows = (None,),
+    copies: int = 1,
 ) -> tuple[Engine, FakeRunner]:
-    """`num_blocks`: for each group of layers."""
-    runner = FakeRunner(num_blocks * len(windows), block_size, depth=depth, windows=windows)
-    limits = SchedulerLimits(block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows)
-    info = _info("tiny", num_blocks * len(windows), limits, eos_token_ids)
+    """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
+    in_all = copies * num_blocks * len(windows)
+    runner = FakeRunner(in_all, block_size, depth=depth, windows=windows, copies=copies)
+    limits = SchedulerLimits(
+        block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows, copies=copies
+    )
+    info = _info("tiny", in_all, limits, eos_token_ids)
     tiers = make_tiers(runner) if make_tiers else None
     return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation), runner
 
@@ -217,9 +230,9 @@ def borrowing_engine(
     speculation: Speculation | None = None,
     windows: Windows = (None,),
 ) -> tuple[Engine, FakeRunner]:
-    lease = arena.slabs.open(name, block_bytes)
-    runner = FakeRunner(lease.grid.capacity, block_size, FakeMemory(arena, name, block_bytes), depth, windows)
-    limits = SchedulerLimits(block_size, tokens, seqs, max_waiting=100, windows=windows)
+    lease, copies = arena.slabs.open(name, block_bytes, arena.copies), arena.copies
+    runner = FakeRunner(lease.grid.capacity, block_size, FakeMemory(arena, name, block_bytes), depth, windows, copies)
+    limits = SchedulerLimits(block_size, tokens, seqs, max_waiting=100, windows=windows, copies=copies)
     info = _info(name, lease.max_blocks, limits)
     tiers = make_tiers(runner) if make_tiers else None
     return Engine(info, runner, limits, lease, tiers=tiers, speculation=speculation), runner
@@ -228,7 +241,7 @@ def borrowing_engine(
 def _info(name: str, num_blocks: int, limits: SchedulerLimits, eos_token_ids: tuple[int, ...] = ()) -> ModelInfo:
     return ModelInfo(
         name=name,
-        context_length=limits.groups.longest_context(num_blocks, num_blocks * limits.block_size),
+        context_length=limits.groups.longest_context(num_blocks // limits.copies, num_blocks * limits.block_size),
         vocab_size=VOCAB,
         eos_token_ids=eos_token_ids,
         dtype="float32",

@@ -153,6 +153,28 @@ def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_evi
     assert pool.allocate() == block, "there is nothing to borrow any more: now what is cached goes"
 
 
+def test_a_share_has_blocks_and_names_of_its_own() -> None:
+    pool = BlockPool(6, num_shares=2)
+    mine, theirs = [pool.allocate(1) for _ in range(3)], pool.allocate(0)
+    assert (mine, theirs) == ([1, 3, 5], 0)
+    assert pool.allocate(1) is None, "what is free is the other share's"
+    assert (pool.num_available_in(0), pool.num_available_in(1), pool.num_available) == (2, 0, 2)
+    assert (pool.num_held_in(0), pool.num_held_in(1)) == (1, 3)
+    assert pool.register(1, b"name")
+    assert pool.register(0, b"name"), "each share finds its own"
+    assert not pool.register(3, b"name")
+    assert (pool.find(b"name", -1, 0), pool.find(b"name", -1, 1)) == (0, 1)
+    assert (pool.is_found(1, b"name"), pool.is_found(3, b"name")) == (True, False)
+    pool.release([1, 3])
+    assert pool.allocate(1) == 3
+    assert pool.allocate(1) == 1, "now what is cached goes"
+    assert not pool.has(b"name", 1)
+    assert pool.has(b"name", 0)
+    pool.release([0])
+    assert pool.discard([b"name"]) == [0]
+    pool.assert_consistent()
+
+
 def chain(root: bytes, tokens: list[int]) -> list[bytes]:
     hashes: list[bytes] = []
     extend_chain(hashes, root, tokens, block_size=4)

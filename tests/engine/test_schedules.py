@@ -44,6 +44,7 @@ class Shape(NamedTuple):
     drafts: int | None = None  # the seed of a drafter
     tick_s: float = 0.0  # by which every look turns the clock
     max_decode_delay_s: float = math.inf
+    copies: int = 1  # ranks with as many blocks, and sequences of their own
 
 
 arrivals = st.lists(
@@ -78,6 +79,7 @@ shapes = st.builds(
     drafts=st.none() | st.integers(0, 2**32),
     tick_s=st.sampled_from([0.0, 1.0]),
     max_decode_delay_s=st.sampled_from([math.inf, 0.0, 8.0]),
+    copies=st.sampled_from([1, 1, 2, 3]),
 )
 
 
@@ -110,7 +112,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
             check(heard[name], arrival, engine.info.context_length)
     pool = engine.scheduler.pool
     assert pool.num_held == 0
-    assert pool.num_available == shape.num_blocks * len(shape.windows)
+    assert pool.num_available == shape.copies * shape.num_blocks * len(shape.windows)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
     if currently_in_test_context():  # what its examples have met, and not a plan that is played alone
         event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
@@ -119,7 +121,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
 
 
 def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None = None) -> tuple[Engine, FakeRunner]:
-    *limits, depth, windows, drafts, tick_s, max_decode_delay_s = shape
+    *limits, depth, windows, drafts, tick_s, max_decode_delay_s, copies = shape
     return fake_engine(
         *limits,
         depth=depth,
@@ -128,6 +130,7 @@ def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None =
         max_decode_delay_s=max_decode_delay_s,
         speculation=None if drafts is None else FakeDrafter(drafts),
         windows=windows,
+        copies=copies,
     )
 
 

@@ -54,6 +54,7 @@ class Shape(NamedTuple):
     depth: int = 1
     drafts: int | None = None  # the seed of a drafter
     windows: tuple[Windows, Windows] = ((None,), (None,))
+    copies: int = 1  # ranks with as many slabs, and sequences of their own
 
 
 class Reserve(NamedTuple):
@@ -100,6 +101,7 @@ shapes = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     drafts=st.none() | st.integers(0, 2**32),
     windows=st.tuples(windows, windows),
+    copies=st.sampled_from([1, 1, 2, 3]),
 )
 reservations = st.none() | st.builds(
     Reserve, step=st.integers(0, 30), num_slabs=st.integers(1, 4), steps=st.integers(1, 30)
@@ -163,7 +165,7 @@ def test_a_sequence_that_leaves_before_its_lost_block_is_noticed_takes_nothing_f
 class Play:
     def __init__(self, shape: Shape, plan: list[Arrival], reserve: Reserve | None, accident: Accident | None) -> None:
         self.shape, self.plan, self.reserve, self.accident = shape, plan, reserve, accident
-        self.arena = FakeArena(shape.num_slabs, shape.slab_bytes)
+        self.arena = FakeArena(shape.num_slabs, shape.slab_bytes, shape.copies)
         self.engines: list[Engine] = []
         self.runners: list[FakeRunner] = []
         for model, name in enumerate(MODELS):
@@ -272,9 +274,10 @@ class Play:
             self.may_fail |= {s.sequence_id for s in engine.scheduler.running if block in blocks_of(s)}
             pool.forget([block])
             pool.recount(block, 0)
-            taken = [pool.allocate()]
+            share = block % self.shape.copies
+            taken = [pool.allocate(share)]
             while taken[-1] != block:
-                taken.append(pool.allocate())
+                taken.append(pool.allocate(share))
             pool.release([other for other in taken[:-1] if other is not None])
 
     def _failed_step(self, engine: Engine, n: int) -> None:

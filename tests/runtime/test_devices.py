@@ -63,6 +63,14 @@ async def test_every_device_has_a_budget_of_its_own(
             {"devices": [["cpu", "cpu"]], "expert_parallel": True, "redundant_experts": 3},
             "redundant_experts is 3, and 2 devices share a layer's experts: make it a multiple",
         ),
+        (
+            {"devices": [["cpu", "cpu"]], "data_parallel": 2},
+            "data_parallel spreads whole experts over its devices: set expert_parallel beside it",
+        ),
+        (
+            {"devices": [["cpu"] * 4], "expert_parallel": True, "data_parallel": 2},
+            "data_parallel is 2, and 4 devices share a layer: each has the attention whole, so make it as many",
+        ),
         ({"device": "gpu"}, "'gpu' is no device; say auto, cpu, cuda or cuda:N"),
     ],
 )
@@ -82,6 +90,9 @@ def test_devices_in_brackets_are_one_host(model_directory: Path) -> None:
     by_experts = {"devices": [["cpu", "cpu"], "cpu"], "expert_parallel": True, "redundant_experts": 4}
     copied = site_config(model_directory, engine=by_experts).engine
     assert [host_config(copied, group, "ams1", None).redundant_experts for group in copied.device_groups] == [4, 0]
+    spread = {"devices": [["cpu"] * 4, "cpu"], "stages": 2, "expert_parallel": True, "data_parallel": 2}
+    whole = site_config(model_directory, engine=spread).engine
+    assert [host_config(whole, group, "ams1", None).data_parallel for group in whole.device_groups] == [2, 1]
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:

@@ -133,11 +133,23 @@ def test_kimi_in_int4_leaves_the_published_room_on_eight_h100() -> None:
 def test_the_best_of_a_plan_is_a_split_that_is_served() -> None:
     model = read_model(CONFIGS / "kimi-k2.5-int4.json")
     plan = make_plan(model, parse_devices("16xh100", never), Workload.of(model))
-    assert plan.best.parallelism.copies == 1
-    faster = [split for split in plan.splits if split.parallelism.copies > 1 and split.speed is not None]
-    assert faster
-    assert all("not served yet" in plan.reason(split) for split in faster)
+    assert plan.best.parallelism.is_served
+    others = [split for split in plan.splits if not split.parallelism.is_served and split.speed is not None]
+    assert others
+    assert all("not served yet" in plan.reason(split) for split in others)
     assert "not served yet" not in plan.reason(plan.best)
+
+
+def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens() -> None:
+    model = read_model(CONFIGS / "kimi-k2.5-int4.json")
+    plan = make_plan(model, parse_devices("16xh100", never), Workload.of(model))
+    by_split = {split.parallelism: split for split in plan.splits}
+    whole, cut = by_split[Parallelism(ep=16)], by_split[Parallelism(tp=16, ep=16)]
+    of_rank = min(rank.kv_tokens(whole.workload.context_length, 2048) for rank in whole.ranks)
+    assert whole.kv_tokens == 16 * of_rank
+    assert whole.kv_tokens > 10 * cut.kv_tokens, (
+        "latent vectors are not divided by heads: every rank of the other has all"
+    )
 
 
 def test_deepseek_has_the_published_number_of_parameters() -> None:

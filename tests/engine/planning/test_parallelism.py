@@ -47,6 +47,21 @@ def test_copies_of_experts_are_as_many_on_every_rank() -> None:
         Parallelism.of_group(4, 2, True, 5)
 
 
+def test_copies_of_the_attention_are_as_many_as_a_stage_has_ranks() -> None:
+    assert Parallelism.of_group(4, 2, True, copies=2) == Parallelism(1, 2, 2)
+    assert Parallelism.of_group(4, 1, True, 4, copies=4) == Parallelism(1, 1, 4, spare=1)
+    assert str(Parallelism(1, 2, 2)) == "tp 1, pp 2, ep 2, dp 2"
+    for size, is_by_experts in ((4, True), (2, False)):
+        with pytest.raises(
+            CheckpointError, match=f"a stage has {size} ranks: .* make it {size}, with expert_parallel, or 1"
+        ):
+            Parallelism.of_group(size, 1, is_by_experts, copies=2)
+    with pytest.raises(
+        CheckpointError, match="no experts to spread: its copies share nothing, so run a host for each device"
+    ):
+        Parallelism(ep=2).require_counts(LAYERS, HEADS, KV_HEADS, 0)
+
+
 def test_a_rank_has_the_bytes_of_its_copies() -> None:
     shape = WeightShape("experts", "up", 8, 4, "rows", experts=EXPERTS, active=2)
     assert RankPlace(Parallelism(2, 1, 2, spare=1)).part_of(shape) == (EXPERTS // 2 + 1, 8, 4)

@@ -1,0 +1,57 @@
+"""Tokens on their way to the ranks that have their experts, and back: where every rank has tokens of its own, and some of a layer's experts.
+
+A token goes once to each rank that has one of its experts, with their numbers and weights; that rank sums what its experts make of it, and the sums
+come back and are added in the order of the ranks. Nothing has a capacity, so no token is dropped, however many go to one expert. Three exchanges:
+how many come, the tokens, the sums. Knows tensors and ranks; refuses to know how experts compute.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from engine.layers.moe import Experts
+    from engine.parallel.communicator import Communicator
+
+
+class RoutedTokens(NamedTuple):
+    """Tokens, and the experts that are to compute each of them on one rank."""
+
+    x: torch.Tensor  # [tokens, hidden]
+    weights: torch.Tensor  # [tokens, top_k] fp32
+    expert_ids: torch.Tensor  # [tokens, top_k] int64; -1: another rank's
+
+    @classmethod
+    def unpacked(cls, rows: torch.Tensor, hidden: int, dtype: torch.dtype) -> "RoutedTokens":
+        """Return what `packed` has packed."""
+        of_x = hidden * dtype.itemsize
+        of_each = (rows.shape[1] - of_x) // 2
+        x, weights, ids = (part.contiguous() for part in torch.split(rows, [of_x, of_each, of_each], dim=1))
+        return cls(x.view(dtype), weights.view(torch.float32), ids.view(torch.int32).long())
+
+    def packed(self) -> torch.Tensor:
+        """Return a row of bytes for each token, [tokens, bytes] uint8, so that one message carries all of it."""
+        # Said outright: of no tokens any strides are contiguous, and bytes want the last one to be 1.
+        ids = self.expert_ids.to(torch.int32, memory_format=torch.contiguous_format)
+        parts = (self.x.contiguous(), self.weights.contiguous(), ids)
+        return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+
+
+def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator") -> torch.Tensor:
+    """Return the weighted sum of what their experts make of this rank's tokens, [tokens, hidden], and compute this rank's experts for the others'.
+    All ranks of the stage call it at the same time, be it without a token."""
+    x, weights, expert_ids = tokens
+    experts.count(expert_ids)
+    owners = experts.routes_on(x.device).ranks_of(expert_ids, positions)
+    goes_to = torch.stack([(owners == rank).any(1) for rank in range(ranks.size)])
+    rank_of, token_of = goes_to.nonzero(as_tuple=True)
+    sent, received = ranks.exchange_counts(goes_to.sum(1))
+    ids = torch.where(owners[token_of] == rank_of.unsqueeze(1), expert_ids[token_of], -1)
+    leaving = RoutedTokens(x[token_of], weights[token_of], ids).packed()
+    arrived = RoutedTokens.unpacked(ranks.exchange(leaving, sent, received), x.shape[1], x.dtype)
+    sums = ranks.exchange(experts.own_sum(*arrived), received, sent)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for places, of_rank in zip(token_of.split(sent), sums.split(sent), strict=True):
+        # A token is at most once among each rank's: the order of its sum is the ranks'.
+        total.index_add_(0, places, of_rank.float())
+    return total.to(x.dtype)
