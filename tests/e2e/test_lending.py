@@ -22,7 +22,7 @@ from wire.data_sites import DATA_SITES
 from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
 
 SECRET = "a secret of this test's network"
-LENDER = "lender1"
+LENDER = f"lender{os.getpid()}"  # a site of one name has its host memory to itself
 MBIT = 125_000.0
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 
