@@ -18,7 +18,7 @@ import torch
 
 from engine.batch import Batch, PackedStep
 from engine.step import StepInput
-from engine.step_padding import PromptShape, padded
+from engine.step_padding import PromptShape, padded, power_of_two
 from engine.transfer import copy_to_device
 
 log = logging.getLogger(__name__)
@@ -182,11 +182,7 @@ class _Graph(NamedTuple):
 
 
 def _padded_rows(rows: int) -> int:
-    return _power_of_two(rows) if rows <= 2 * _MAX_PADDING else -(-rows // _MAX_PADDING) * _MAX_PADDING
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return power_of_two(rows) if rows <= 2 * _MAX_PADDING else -(-rows // _MAX_PADDING) * _MAX_PADDING
 
 
 class CudaRecorder:

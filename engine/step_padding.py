@@ -30,13 +30,13 @@ class PromptShape(NamedTuple):
         num_tokens = sum(lengths)
         if step.checks_drafts or step.prompt_logprobs or step.pooling or len(lengths) > _MOST_PROMPTS:
             return None
-        chunks = _power_of_two(2 * len(lengths) + 1)
+        chunks = power_of_two(2 * len(lengths) + 1)
         again = chunks - len(lengths)  # chunks of one token at least
-        tokens = _power_of_two(num_tokens + again)
+        tokens = power_of_two(num_tokens + again)
         if tokens > MOST_TOKENS or tokens - num_tokens > again * max(lengths):
             return None
         widths = (group.prompts.width for group in step.groups)
-        return cls(chunks, tokens, _power_of_two(max(_FEW_BLOCKS, *widths)))
+        return cls(chunks, tokens, power_of_two(max(_FEW_BLOCKS, *widths)))
 
 
 def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
@@ -96,5 +96,6 @@ def _divided(number: int, parts: int) -> tuple[int, ...]:
     return tuple([number // parts + (i < number % parts) for i in range(parts)])
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Return the least that is not below the number."""
     return 1 << (number - 1).bit_length()

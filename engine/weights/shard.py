@@ -46,6 +46,19 @@ class MatrixPart(NamedTuple):
     rows: AxisRange
     columns: AxisRange
 
+    def group(self, num_columns: int | None, block: int) -> int:
+        """Return how many columns are under one scale: so many; None: all of a row. Raises CheckpointError where kernels, which read in
+        blocks, cannot have that, or this part begins or ends within a group."""
+        total = self.columns.total
+        group = num_columns or total
+        if total % group or (group % block and group != total):
+            raise CheckpointError(
+                f"{self.name} has {total} columns in groups of {group}; a group must divide them and be a multiple of {block}"
+            )
+        if group < total:
+            self.columns.require_units(group, self.name, "columns under one scale")
+        return group
+
 
 class ExpertStack(NamedTuple):
     """The matrices of all experts in one stored tensor. With `are_pairs`, gate and up rows take turns in it."""

@@ -25,10 +25,7 @@ def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) ->
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
     console = Console()
     with progress_bar(console) as bar:
-        try:
-            directory = local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
-        except SourceError as error:
-            raise CliError(str(error)) from None
+        directory = fetched(model, bar)
         how = ["--dtype", dtype, *(["--lossless"] if is_lossless else [])]
         done = work("engine.packing", ["pack", str(directory), str(out), *how], shown(bar, "packing"))
         try:
@@ -49,6 +46,14 @@ def verify(directory: str) -> None:
     with progress_bar(console) as bar:
         done = work("engine.packing", ["verify", directory], shown(bar, "checking"))
     console.print(f"{done['path']} is whole.", highlight=False, markup=False, soft_wrap=True)
+
+
+def fetched(model: str, bar: Progress) -> Path:
+    """Return the directory of a model, which is fetched if it must be. Raises CliError."""
+    try:
+        return local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
+    except SourceError as error:
+        raise CliError(str(error)) from None
 
 
 def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """`pilotlight quantize`: finds or downloads the model, and starts the process that rounds it (this one loads no torch)."""
 
-import asyncio
 from pathlib import Path
 
 from rich.console import Console
 
 from runtime.cli.errors import CliError
-from runtime.cli.pack import progress_bar, shown, work
-from runtime.engines.sources import PREFIX, SourceError, directory_of, local_directory
+from runtime.cli.pack import fetched, progress_bar, shown, work
+from runtime.engines.sources import PREFIX
 
 BITS = ("int8", "int4")
 
@@ -20,10 +19,7 @@ def quantize(model: str, to: str, group: int, out: Path | None, calibrate: Path 
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.{to}")
     console = Console()
     with progress_bar(console) as bar:
-        try:
-            directory = local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
-        except SourceError as error:
-            raise CliError(str(error)) from None
+        directory = fetched(model, bar)
         arguments = [str(directory), str(out), "--to", to, "--group", str(group)]
         if calibrate is not None:
             arguments += ["--calibrate", str(calibrate)]

@@ -82,13 +82,7 @@ class Int4Format(WeightFormat):
 
     def _matrix(self, part: MatrixPart) -> "_StoredMatrix":
         name, rows, columns = part
-        group = self.group or columns.total
-        if columns.total % group or (group % BLOCK and group != columns.total):
-            raise CheckpointError(
-                f"{name} has {columns.total} columns in groups of {group}; a group must divide them and be a multiple of {BLOCK}"
-            )
-        if group < columns.total:
-            columns.require_units(group, name, "columns under one scale")
+        group = part.group(self.group, BLOCK)
         for span in (rows, columns):
             span.require_units(CODES, name, "codes in one word")
         return _StoredMatrix(name, rows, columns, group, self.layout)

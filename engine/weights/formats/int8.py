@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import CheckpointError
 from engine.weights.checkpoint import ExpectedTensor
 from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
 from engine.weights.loader import WeightLoader
@@ -67,13 +66,7 @@ class Int8Format(WeightFormat):
 
     def _stored(self, part: MatrixPart) -> list[ExpectedTensor]:
         name, rows, columns = part
-        group = self.group or columns.total
-        if columns.total % group or (group % BLOCK and group != columns.total):
-            raise CheckpointError(
-                f"{name} has {columns.total} columns in groups of {group}; a group must divide them and be a multiple of {BLOCK}"
-            )
-        if group < columns.total:
-            columns.require_units(group, name, "columns under one scale")
+        group = part.group(self.group, BLOCK)
         scales = ExpectedTensor.of(f"{name}.weight_scale", (rows, columns.over(group)), FLOATS)
         if not self.in_words:
             return [ExpectedTensor.of(f"{name}.weight", (rows, columns), ("I8",)), scales]
