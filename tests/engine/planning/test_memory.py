@@ -147,7 +147,7 @@ def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens() -> No
     whole, cut = by_split[Parallelism(ep=16)], by_split[Parallelism(tp=16, ep=16)]
     of_rank = min(rank.kv_tokens(whole.workload.context_length, 2048) for rank in whole.ranks)
     assert whole.kv_tokens == 16 * of_rank
-    assert whole.kv_tokens > 10 * cut.kv_tokens, (
+    assert whole.kv_tokens > 7 * cut.kv_tokens, (
         "latent vectors are not divided by heads: every rank of the other has all"
     )
 
