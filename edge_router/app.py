@@ -122,7 +122,7 @@ def build_app(
     place, pages = router_place(network), Sessions(admission.access, secret or "")
     own = OwnRoutes(place, proxy, places, pages)
     feed = Feed(RouterActivity(place, own_version(), proxy, clock))
-    page, deployments = PageRoutes(feed, pages), deployment_api(backends, admission.access)
+    page, deployments = PageRoutes(feed, pages), deployment_api(backends, admission.access, clocks)
     page.functions = deployments
     page.has_usage = accounting.ledger is not None
     usage = UsageRoutes(accounting, admission.access, pages)

@@ -21,6 +21,11 @@ class SiteClocks:
         """Seconds since the epoch, by that site's clock."""
         return self._clock() + self._ahead_s.get(site, 0.0)
 
+    def times_s(self) -> list[float]:
+        """Return the time by every clock that is known: this router's own first, and those of the sites whose differ."""
+        now_s = self._clock()
+        return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
+
     def is_told(self, site: str, time_s: float) -> None:
         """By the site. What is wrong is said once, for a person to set it."""
         ahead_s = time_s - self._clock()

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from edge_router import deployments
 from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
 from edge_router.routes import FAILURES
+from edge_router.site_clocks import SiteClocks
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
 from wire.credentials import Access, Account, Key
@@ -69,6 +70,7 @@ class FakeSite:
 
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
+        self.heads: list[Mapping[str, str]] = []
         self.answer: dict[str, Any] = {"healthy": True}
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # what it is to serve
         self.serves = asyncio.Event()
@@ -81,6 +83,7 @@ class FakeSite:
 
     async def handle(self, request: web.Request) -> web.Response:
         assert request.headers[HOP]
+        self.heads.append(request.headers)
         self.tried.append(await request.json())
         await self.gate.wait()
         return web.json_response(self.answer)
@@ -113,8 +116,14 @@ def known(name: str, *scopes: str, account: Account | None = None) -> Key:
     return Key(name, hashlib.sha256(name.encode()).hexdigest(), frozenset(scopes), account or Account(name))
 
 
-def router_app(fake: FakeSite, tmp_path: Path, token: str = "token", keys: Sequence[Key] = ()) -> Starlette:
-    guard = DeployGuard(token, "secret", Access(keys, is_required=False))
+def router_app(
+    fake: FakeSite,
+    tmp_path: Path,
+    token: str = "token",
+    keys: Sequence[Key] = (),
+    clocks: SiteClocks | None = None,
+) -> Starlette:
+    guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1"]))
     api = DeploymentApi({"ams1": fake}, guard, tmp_path / "router")  # type: ignore[dict-item]
     return Starlette(routes=api.routes(), exception_handlers=FAILURES)
 
@@ -273,6 +282,21 @@ async def test_only_who_has_the_token_deploys_and_sites_may_read(
     assert "PILOTLIGHT_DEPLOY_TOKEN" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+async def test_a_site_whose_clock_is_wrong_takes_deployments(fake: FakeSite, tmp_path: Path, ahead_s: float) -> None:
+    clocks = SiteClocks(["ams1", "iad1"])
+    app = router_app(fake, tmp_path, clocks=clocks)
+    path, its_time_s = f"{PATH}/bundles/{digest_of(data := bundle(tmp_path))}", time.time() + ahead_s
+    signed = {REQUEST_ID: "id", HOP: sign_hop("secret", its_time_s, Hop("GET", path, "id", FOR_ROUTERS))}
+    await put(app, data)
+    assert (await call(app, path, **signed)).status == 403, "a clock that no site has told"
+    clocks.is_told("ams1", its_time_s)
+    assert (await deployed(app, data, 0)).status == 201
+    hop = Hop("POST", TRY_PATH, fake.heads[0][REQUEST_ID], "ams1")
+    assert signed_body(fake.heads[0][HOP], "secret", its_time_s, hop) is not None
+    assert (await call(app, path, **signed)).body == data
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b'{"digest": "x", "expected_revision": 0}', b'{"digest": "' + b"0" * 64 + b'", "expected_revision": 0, "percent": 0}',
@@ -293,7 +317,8 @@ def test_what_is_kept_can_be_read_again() -> None:
 
 @pytest.mark.parametrize("secret", ["a secret", ""])
 def test_the_deploy_token_is_never_sent_to_a_site_and_signs_where_there_is_no_secret(secret: str) -> None:
-    headers = DeployGuard("a token", secret, Access([], is_required=False)).signed("POST", TRY_PATH, "ams1", b"body")
+    guard = DeployGuard("a token", secret, Access([], is_required=False), SiteClocks(["ams1"]))
+    headers = guard.signed("POST", TRY_PATH, "ams1", b"body")
     assert "a token" not in str(headers)
     hop = Hop("POST", TRY_PATH, headers[REQUEST_ID], "ams1")
     assert signed_body(headers[HOP], secret or "a token", time.time(), hop) == hashlib.sha256(b"body").hexdigest()

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from edge_router.deployments import DeployGuard, DeploymentApi
 from edge_router.routes import FAILURES
+from edge_router.site_clocks import SiteClocks
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.bindings.database import Database, create
@@ -86,8 +87,10 @@ async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.Mo
 async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
     backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
     routes = DeploymentApi(
-        {"ams1": backend}, DeployGuard("token", "", Access([], is_required=False)), tmp_path / "router"
-    ).routes()  # type: ignore[dict-item]
+        {"ams1": backend},  # type: ignore[dict-item]
+        DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
+        tmp_path / "router",
+    ).routes()
     server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
     await server.start(listener)
     try:
