@@ -86,12 +86,14 @@ class Experts:
             loader = loader.unshared()
         gate_ups = [f"{name}.{i}.{part}" for i in experts for part in (gate, up)]
         downs = [f"{name}.{i}.{down}" for i in experts]
-        gate_up = loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows")
-        down = loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns")
-        is_single = len(experts) == 1  # to the loader, a matrix like any other
+        matrices = (
+            loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows"),
+            loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns"),
+        )
+        if len(experts) == 1:  # to the loader, matrices like any other
+            matrices = (matrices[0].by_expert(1), matrices[1].by_expert(1))
         return cls(
-            gate_up.by_expert(1) if is_single else gate_up,
-            down.by_expert(1) if is_single else down,
+            *matrices,
             placement=placement,
             rank=0 if of is None else of.rank,
         )

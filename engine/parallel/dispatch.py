@@ -51,7 +51,7 @@ def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, 
     arrived = RoutedTokens.unpacked(ranks.exchange(leaving, sent, received), x.shape[1], x.dtype)
     sums = ranks.exchange(experts.own_sum(*arrived), received, sent)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for places, of_rank in zip(token_of.split(sent), sums.split(sent), strict=True):
+    for places, of_rank in zip(torch.split(token_of, sent), torch.split(sums, sent), strict=True):
         # A token is at most once among each rank's: the order of its sum is the ranks'.
         total.index_add_(0, places, of_rank.float())
     return total.to(x.dtype)
