@@ -35,7 +35,7 @@ from engine.protocol import (
     UnloadModel,
 )
 
-ProgressCallback = Callable[[int, int], None]  # (bytes done, bytes in total)
+ProgressCallback = Callable[[LoadProgress], None]
 
 
 class EngineError(Exception):
@@ -207,9 +207,9 @@ class HostClient(ABC):
                 self.fail(reason)
             case HostReady():
                 self._greetings.resolve("host", event)
-            case LoadProgress(name, done, total):
+            case LoadProgress(name):
                 if name in self._progress:
-                    self._progress[name](done, total)
+                    self._progress[name](event)
             case ModelReady(info):
                 self._loads.resolve(info.name, info)
             case ModelFailed(name, code, message):

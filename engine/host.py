@@ -94,7 +94,7 @@ class EngineHost:
             if self._waits_for_blocks:
                 self._note_peers(working)
         self._send_frame([])  # tokens that have been computed are not lost
-        self._transport.send(HostEnding(self._broken or "the engine host was shut down"))
+        self._transport.send(HostEnding(self._broken or self._loader.why_ending or "the engine host was shut down"))
         if self._broken is None:
             self._models.close()
         self._loader.close()

@@ -40,17 +40,21 @@ class KvMemory(NamedTuple):
 
 
 def make_kv_memory(
-    config: HostConfig, on_lost: Callable[[], None] = lambda: None, first: ModelSpec | None = None
+    config: HostConfig,
+    on_lost: Callable[[str], None] = lambda why: None,
+    first: ModelSpec | None = None,
+    on_wait: Callable[[str], None] = lambda why: None,
 ) -> KvMemory:
     """Return the memory of a host, and the ranks of its group, who have as much each. `on_lost`: called from a thread when one of them has ended.
-    `first`: the model to be loaded first, where the KV cache is what models leave of a GPU. Raises CheckpointError."""
+    `first`: the model to be loaded first, where the KV cache is what models leave of a GPU. `on_wait`: told what room for ranks is waited for. Raises
+    CheckpointError."""
     config = _sized(config, first)
     arena = make_arena(config, config.device)
     if len(config.group) < 2:
         return KvMemory(arena, SlabAllocator(arena.num_slabs, arena.slab_bytes, arena.clear))
     from engine.parallel.ranks import RankGroup
 
-    group = RankGroup(config, arena.device, on_lost)
+    group = RankGroup(config, arena.device, on_lost, on_wait)
 
     def clear(slab: int) -> None:
         group.clear(slab)
@@ -72,7 +76,7 @@ def make_arena(config: HostConfig, device_name: str) -> Arena:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     elif len(config.group) > 1:
-        torch.set_num_threads(max(1, torch.get_num_threads() // len(config.group)))
+        torch.set_num_threads(max(1, torch.get_num_threads() // len(config.near_ranks)))
     device = choose_device(device_name)
     if device.type == "cpu":
         cpu_kernels.start()

@@ -53,6 +53,10 @@ class Loader(Protocol):
     def ready(self) -> HostReady | None:
         """None until a model could be loaded."""
 
+    @property
+    def why_ending(self) -> str | None:
+        """The reason for which it has the host end; None while it does not."""
+
     def start(self) -> None: ...
 
     def load(self, spec: ModelSpec) -> ServedModel | None:
@@ -73,6 +77,7 @@ class ModelLoader:
         self._is_standby = is_standby
         self._records_bootstrap = records_bootstrap
         self.ready: HostReady | None = None
+        self.why_ending: str | None = None
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
@@ -104,6 +109,10 @@ class ModelLoader:
             self._thread.join(_LAST_LOAD_S)
         if self._tiers is not None:
             self._tiers.close()
+
+    def _end_host(self, why: str) -> None:
+        self.why_ending = why
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _run(self) -> None:
         try:
@@ -142,7 +151,12 @@ class ModelLoader:
 
         if self._memory is None:
             # What is open goes on at the next host, as after any other death.
-            self._memory = make_kv_memory(self._config, lambda: os.kill(os.getpid(), signal.SIGTERM), spec)
+            self._memory = make_kv_memory(
+                self._config,
+                self._end_host,
+                spec,
+                lambda why: self._results.put((spec, LoadProgress(spec.name, 0, 0, why))),
+            )
             self._tiers = open_tiers(self._config)
         reported_at = 0.0
 

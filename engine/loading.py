@@ -30,6 +30,7 @@ from engine.errors import CheckpointError, StepError
 from engine.images.residency import ImageEncoder
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
+from engine.kv.block_parts import BlockParts
 from engine.kv.groups import Windows
 from engine.kv.layout import CacheLayout, in_fp8
 from engine.kv.lease import Lease
@@ -165,18 +166,35 @@ class ModelLoading(NamedTuple):
     def layout(self) -> CacheLayout:
         """Return what a block holds on this rank. Raises CheckpointError where ranks cannot share the model."""
         config, links = self.config, self.links
-        cached = config.cached_layers
-        if self.spec.kv_dtype == "fp8":
-            cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
-        drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
         if links is None:
-            return CacheLayout(cached + drafted, self.host.block_size, self._dtype(), self._longest())
+            return self._layouts(WHOLE)[0]
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
-        layers = [layer.part_of(links.shard) for layer in cached + drafted]
+        return self._layouts(links.shard)[links.stage]
+
+    def block_parts(self) -> BlockParts:
+        """Return what each rank of this group has of a block."""
+        assert self.links is not None
+        return BlockParts.of(self._layouts(WHOLE), self._layouts(self.links.shard), self.links.shard.size)
+
+    def _layouts(self, shard: Shard) -> list[CacheLayout]:
+        """Return what a block holds on a rank of each stage, if that has such a shard of it."""
+        cached = tuple(self.config.cached_layers)
+        if self.spec.kv_dtype == "fp8":
+            cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
+        drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
+        layers = [layer.part_of(shard) for layer in cached + drafted]
         sizes = (self.host.block_size, self._dtype(), self._longest())
-        return CacheLayout(layers, *sizes, self.stages if links.num_stages > 1 else (), links.stage)
+        num_stages = 1 if self.links is None else self.links.num_stages
+        stages = self.stages if num_stages > 1 else ()
+        return [CacheLayout(layers, *sizes, stages, stage) for stage in range(num_stages)]
+
+    def _arrangement(self, layout: CacheLayout, parts: BlockParts | None) -> str:
+        """Return what the bytes of a block depend on behind the device, where it is whole if it can be."""
+        if parts is None:
+            return layout.identity
+        return self._layouts(WHOLE)[0].identity if parts.is_whole else f"{layout.identity}:{len(parts.pieces)}"
 
     def decoder(self, memory: KvMemory, tiers: SharedTiers | None, records_bootstrap: bool) -> LoadedModel:
         spec, block_size, arena, group = self.spec, self.host.block_size, self.arena, memory.group
@@ -226,12 +244,15 @@ class ModelLoading(NamedTuple):
             info = self._info(context_length, dtype, loaded, block_size, copies * num_blocks // len(layout.groups))
             if drafts is not None:
                 info = replace(info, weights_bytes=info.weights_bytes + drafts.num_bytes)
-            arranged = f"{layout.identity}:{arena.device.type}{identity_of(self.drafts) if tiers else ''}"
-            num_parts = 1 if group is None else group.parts
-            if num_parts > 1 and group is not None:  # a block has several ranks' parts, one behind another
-                arranged += f":{num_parts}" + (f":{group.num_stages}" if group.num_stages > 1 else "")
+            parts = None if group is None else self.block_parts()
+            arranged = (
+                f"{self._arrangement(layout, parts)}:{arena.device.type}{identity_of(self.drafts) if tiers else ''}"
+            )
             identity = CacheIdentity(spec.name, info.dtype, block_size, arranged, weights)
-            copier, block_bytes = _copier(own, spec.name, group), layout.block_bytes * num_parts
+            copier: BlockCopier = make_copier(own.kv_cache)
+            block_bytes = layout.block_bytes
+            if group is not None and parts is not None:
+                copier, block_bytes = group.copier(copier, spec.name, parts), parts.whole_bytes
             info = replace(info, kv_block_bytes=block_bytes, kv_windows=layout.windows)
             kept = tiers.cache_for(identity, copier, block_bytes) if tiers else None
             grammars = Grammars(Path(spec.path), self.config.vocab_size, info.eos_token_ids)
@@ -450,11 +471,6 @@ class ModelLoading(NamedTuple):
             1 if self.links is None else Parallelism.of_host(host).copies,
             whole_prompts,
         )
-
-
-def _copier(runner: ModelRunner, model: str, group: "RankGroup | None") -> BlockCopier:
-    own = make_copier(runner.kv_cache)
-    return own if group is None else group.copier(own, model, runner.layout.block_bytes)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

@@ -130,6 +130,9 @@ class HostConfig(_Value, frozen=True):
     peer_keys: str | None = None  # a file of engine.keys, the same at all of them; None: they are on one machine
     # Devices of all ranks that share each model, this process' first; the others are its children. Sizes are each rank's own. Empty: it is alone
     group: tuple[str, ...] = ()
+    ray_address: str = (
+        "auto"  # of the cluster on whose machines the ranks "ray:cpu" and "ray:cuda" of a group are placed
+    )
     stages: int = 1  # into which these ranks are divided, in their order: each has a run of the layers
     expert_parallel: bool = False  # of a layer's experts each rank of a stage has some, instead of a part of each
     redundant_experts: int = 0  # copies of each layer's busiest experts, on the ranks of a stage together
@@ -139,6 +142,16 @@ class HostConfig(_Value, frozen=True):
     # Planned weights of the models that may be loaded, on one rank; 0 where one's are not known yet. A CUDA device's KV cache is what they leave.
     # Empty: kv_bytes says
     model_bytes: tuple[int, ...] = ()
+
+    @property
+    def far_ranks(self) -> tuple[int, ...]:
+        """The ranks on other machines."""
+        return tuple([rank for rank, device in enumerate(self.group) if device.startswith("ray:")])
+
+    @property
+    def near_ranks(self) -> tuple[int, ...]:
+        """The ranks on this machine: the first one, and its children."""
+        return tuple([rank for rank, device in enumerate(self.group) if not device.startswith("ray:")])
 
 
 # Front end -> host
@@ -393,6 +406,7 @@ class LoadProgress(_Value, frozen=True, tag=True):
     name: str
     done_bytes: int
     total_bytes: int
+    waits_for: str = ""  # what the load cannot go on without
 
 
 class ModelReady(_Value, frozen=True, tag=True):

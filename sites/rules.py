@@ -18,13 +18,20 @@ def is_a_device(device: str | UnsetType) -> None:
 def can_stand_together(devices: tuple[str | tuple[str, ...], ...] | None) -> None:
     if devices is None:
         return
-    named = [device for group in devices for device in ((group,) if isinstance(group, str) else group)]
+    groups = [(group,) if isinstance(group, str) else group for group in devices]
+    named = [device for group in groups for device in group]
     for device in named:
-        if not re.fullmatch(r"cpu|cuda:\d+", device):
-            raise ValueError(f"{device!r} does not say which device it is; say cpu or cuda:N")
-        if device != "cpu" and named.count(device) > 1:
+        if not re.fullmatch(r"cpu|cuda:\d+|ray:cpu|ray:cuda", device):
+            raise ValueError(
+                f"{device!r} does not say which device it is; say cpu or cuda:N, or ray:cpu or ray:cuda where Ray finds one on another machine"
+            )
+        if device.startswith("cuda:") and named.count(device) > 1:
             raise ValueError(f"{device!r} is named twice, and one engine host has a GPU to itself: name each once")
-    if len({device.partition(":")[0] for device in named}) > 1:
+    if odd := [group[0] for group in groups if group[0].startswith("ray:")]:
+        raise ValueError(
+            f"{odd[0]!r} comes first, and a site's engine hosts run on its own machine: name one of its devices before it, in the same brackets"
+        )
+    if len({device.removeprefix("ray:").partition(":")[0] for device in named}) > 1:
         raise ValueError(
             "a model's weights lie in host memory as one kind of device wants them: name CPUs or GPUs, not both"
         )

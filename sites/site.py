@@ -37,13 +37,29 @@ class EngineHostConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"device": is_a_device}
 
-    device: Annotated[str, Meta(description='"auto", "cpu", "cuda" or "cuda:N"')] = "auto"
+    device: (
+        Annotated[str, Meta(description='"auto", "cpu", "cuda" or "cuda:N"', extra_json_schema={"default": "auto"})]
+        | UnsetType
+    ) = UNSET
+    devices: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=2)] | None,
+        Meta(description="instead of device: those that share every model, as devices in brackets of their own do"),
+    ] = None
     role: Annotated[
         Role,
         Meta(
             description="prefill: computes prompts, and hands their KV blocks to hosts that answer; decode: answers; both: either, as one host does"
         ),
     ] = "both"
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Its devices."""
+        return self.devices or ("auto" if self.device is UNSET else self.device,)
+
+    def agree(self) -> None:
+        if self.devices is not None and self.device is not UNSET:
+            raise ValueError("device and devices are both given: drop one of them")
 
 
 class LenderConfig(Table, frozen=True, kw_only=True):
@@ -68,9 +84,17 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         Annotated[tuple[str | Annotated[tuple[str, ...], Meta(min_length=1)], ...], Meta(min_length=1)] | None,
         Meta(
             description='instead of device, where the site has several: ["cuda:0", "cuda:1"]; "cpu" may be repeated, and the cores are then divided. '
-            'Devices in brackets of their own share every model: [["cuda:0", "cuda:1"], "cuda:2"]'
+            'Devices in brackets of their own share every model: [["cuda:0", "cuda:1"], "cuda:2"]; of these all but the first may lie on other '
+            'machines, where Ray finds them: ["cuda:0", "ray:cuda"]'
         ),
     ] = None
+    ray_address: Annotated[
+        Annotated[str, Meta(pattern=r"^(auto|[^\s/]+:[0-9]{1,5})\Z")],
+        Meta(
+            description="HOST:PORT of the Ray cluster that finds devices on other machines, of which this one is a node; auto: the one that it is a "
+            "node of (pip install 'pilotlight[cluster]')"
+        ),
+    ] = "auto"
     stages: Annotated[
         Count,
         Meta(
@@ -213,7 +237,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     def device_groups(self) -> tuple[tuple[str, ...], ...]:
         """The devices of each engine host."""
         if self.hosts:
-            return tuple((host.device,) for host in self.hosts)
+            return tuple(host.group for host in self.hosts)
         if self.devices is not None:
             return tuple((group,) if isinstance(group, str) else group for group in self.devices)
         return (("auto" if self.device is UNSET else self.device,),)
@@ -248,8 +272,8 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     def agree(self) -> None:
         if self.hosts and (self.devices is not None or self.device is not UNSET):
             raise ValueError("hosts is given beside device or devices: each host names its own, drop the others")
-        if len(self.hosts) > 1:
-            can_stand_together(self.all_devices)
+        if len(self.hosts) > 1 or any(host.devices for host in self.hosts):
+            can_stand_together(self.device_groups)
         if "prefill" in self.roles and not {"decode", "both"} & set(self.roles):
             raise ValueError("no host answers: give one of hosts the role decode or both")
         if "decode" in self.roles and not {"prefill", "both"} & set(self.roles):

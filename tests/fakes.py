@@ -17,6 +17,7 @@ from engine.client import EngineError, ProgressCallback
 from engine.protocol import (
     VERSION,
     HostReady,
+    LoadProgress,
     ModelInfo,
     ModelLoad,
     ModelSpec,
@@ -134,7 +135,7 @@ class FakeEngineClient:
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
         self._check()
         if on_progress is not None:
-            on_progress(1_000_000, 2_000_000)
+            on_progress(LoadProgress(spec.name, 1_000_000, 2_000_000))
         if self.load_gate is not None:
             await self._or_death(self.load_gate.wait())
         if self.load_error is not None:

@@ -74,6 +74,10 @@ class BootstrapLoader:
     def ready(self) -> HostReady | None:
         return HostReady(VERSION) if self._program is not None else self._loader.ready
 
+    @property
+    def why_ending(self) -> str | None:
+        return self._loader.why_ending
+
     def start(self) -> None:
         self._begin_at = time.monotonic() + _UNASKED_S
 

@@ -6,8 +6,8 @@ Blocks of all groups have the same size and come from one pool. Knows bytes and 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,14 +137,26 @@ class CacheLayout:
         """Return each layer's view of blocks, [num_blocks, block_bytes] uint8; of another stage's, an empty one."""
         views = dict.fromkeys(range(len(self.layers)), LayerCache((), 0))
         for number, group in enumerate(self.groups):
-            start = 0
+            placed = self.placed(group.layers)
             for i in group.layers:
-                segments = []
-                for segment in self.layers[i].segments:
-                    segments.append(self._view(segment, blocks, start))
-                    start += self._bytes_of(segment)
+                segments = [
+                    self._view(segment, blocks, start)
+                    for start, segment in islice(placed, len(self.layers[i].segments))
+                ]
                 views[i] = LayerCache(tuple(segments), number, _scales_of(self.layers[i], blocks))
         return [views[i] for i in range(len(self.layers))]
+
+    def placed(self, layers: Sequence[int]) -> Iterator[tuple[int, CacheSegment]]:
+        """Yield the segments of these layers, and the byte at which each begins in a block of theirs."""
+        start = 0
+        for i in layers:
+            for segment in self.layers[i].segments:
+                yield start, segment
+                start += self._bytes_of(segment)
+
+    def head_bytes(self, segment: CacheSegment) -> int:
+        """Return the bytes of one head's vectors in a block."""
+        return self.block_size * segment.head_dim * self._dtype_of(segment).itemsize
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
         """Return the segment that begins at byte `start` of each block."""
@@ -158,7 +170,7 @@ class CacheLayout:
         return segment.dtype or self.dtype
 
     def _bytes_of(self, segment: CacheSegment) -> int:
-        size = self.block_size * segment.num_heads * segment.head_dim * self._dtype_of(segment).itemsize
+        size = segment.num_heads * self.head_bytes(segment)
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
     def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:

@@ -1,10 +1,12 @@
-"""An ordered channel between two processes of one machine: a pair of sockets, which says at once when the other end has died, and leaves nothing.
+"""An ordered channel between two processes: a pair of sockets, which says at once when the other end has died, and leaves nothing.
 
-Messages are this program's own values, from a process that has started the other: nobody else can write to it.
+Messages are this program's own values, from a process that has started the other: nobody else can write to it. Between machines that is so by
+network.py.
 """
 
 import os
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -39,6 +41,10 @@ class RankChannel:
         """Wait for a message. Raises EOFError where the other end is gone."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         return pickle.loads(self._read(length))
+
+    def has_message(self) -> bool:
+        """Tell whether `receive` would return, or raise, soon. Of a pair."""
+        return bool(select.select([self._end], [], [], 0)[0])
 
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that `receive_into` expects."""

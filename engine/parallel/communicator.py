@@ -185,15 +185,15 @@ class RankLinks(NamedTuple):
         return 0 if self.serving is None else self.serving.rank
 
 
-def new_store() -> TCPStore:
-    """Return the first rank's store, at which ranks of this machine find each other; it listens on a port of its own."""
-    listener = socket.create_server((LOCALHOST, 0))  # a store's own would listen on every address of the machine
+def new_store(address: str = LOCALHOST) -> TCPStore:
+    """Return the first rank's store, at which ranks find each other; it listens on a port of its own, at one address of this machine."""
+    listener = socket.create_server((address, 0))  # a store's own would listen on every address of the machine
     port = listener.getsockname()[1]
-    return TCPStore(LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-def link(rank: int, degrees: Parallelism, store: Store, device: torch.device) -> RankLinks:
-    """Connect one rank with the others; returns when all of them have called it. `rank`: among those of all stages."""
+def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, address: str = LOCALHOST) -> RankLinks:
+    """Connect one rank with the others; returns when all of them have called it. `rank`: among those of all stages. `address`: of this rank."""
     size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
     stage, within = divmod(rank, per_stage)
     shard = Shard(within % degrees.tp, degrees.tp)
@@ -201,14 +201,15 @@ def link(rank: int, degrees: Parallelism, store: Store, device: torch.device) ->
     def communicator(name: str) -> Communicator:
         pipe = None
         if num_stages > 1:
-            pipe = StagePipe(_group(f"{name}-pipe", rank, size, store, device), rank, per_stage, num_stages)
-        shared = _group(f"{name}-{stage}", within, per_stage, store, device) if per_stage > 1 else None
+            group = _group(f"{name}-pipe", rank, size, store, device, address)
+            pipe = StagePipe(group, rank, per_stage, num_stages)
+        shared = _group(f"{name}-{stage}", within, per_stage, store, device, address) if per_stage > 1 else None
         return Communicator(shared, shard, pipe, within, per_stage)
 
     return RankLinks(shard, num_stages, communicator("serving"), communicator("loading"))
 
 
-def _group(name: str, rank: int, size: int, store: Store, device: torch.device) -> Any:
+def _group(name: str, rank: int, size: int, store: Store, device: torch.device, address: str) -> Any:
     named = PrefixStore(name, store)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -217,5 +218,5 @@ def _group(name: str, rank: int, size: int, store: Store, device: torch.device) 
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = _TIMEOUT
-    options._devices = [gloo.create_device(hostname=LOCALHOST)]
+    options._devices = [gloo.create_device(hostname=address)]
     return gloo(named, rank, size, options)

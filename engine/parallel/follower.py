@@ -14,7 +14,8 @@ import queue
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from engine.parallel.channel import RankChannel
 from engine.parallel.orders import (
@@ -37,12 +38,15 @@ from engine.parallel.orders import (
 )
 from engine.preparation import configure_process
 from engine.protocol import HostConfig
+from engine.struct import replace
 
 if TYPE_CHECKING:
     from engine.kv.arena import Arena
     from engine.parallel.part import FollowedModel, PartMemory
 
 log = logging.getLogger(__name__)
+
+NUM_CHANNELS = 3  # orders; replies to those that are waited for; copies of blocks, by a thread of their own
 
 
 class Follower:
@@ -134,24 +138,40 @@ def _or_end(work: Any) -> None:
         os._exit(1)
 
 
+class Meeting(NamedTuple):
+    """The place at which ranks find each other."""
+
+    address: str  # of the first rank
+    port: int  # of its store
+    own: str  # this rank's address
+
+
 def main(words: list[str]) -> None:
     described = json.loads(words[0])
-    _die_with(described["parent"])
-    configure_process()
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {described['rank']} %(levelname)s %(message)s")
+    die_with(described["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's: the first rank says when to end
-    orders, replies, copies = map(RankChannel.inherited, described["channels"])
+    channels = [RankChannel.inherited(fd) for fd in described["channels"]]
+    meeting = Meeting(described["address"], described["port"], described["address"])
+    run_rank(described["rank"], described["config"], described["threads"], channels, meeting)
+
+
+def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankChannel], meeting: Meeting) -> NoReturn:
+    """Be a rank until this process ends. `described`: a HostConfig as JSON. `threads`: where that says none."""
+    configure_process()
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
+    orders, replies, copies = channels
     try:
-        config, arena = _prepare(described)
+        config, arena = _prepare(described, rank, threads)
         replies.send(RankReply(""))
     except Exception as error:
         log.exception("this rank cannot be made ready")
         replies.send(RankReply("", str(error) or type(error).__name__))
-        sys.exit(1)
+        os._exit(1)
     try:
         from engine.parallel.part import connect
 
-        memory = connect(arena, described["rank"], config, described["port"])
+        memory = connect(arena, rank, config, meeting)
         Follower(config, memory, orders, replies, copies).run()
     except BaseException:
         log.exception("this rank ends")
@@ -159,16 +179,17 @@ def main(words: list[str]) -> None:
     os._exit(0)  # threads may be inside torch, which an interpreter that ends in order would wait for
 
 
-def _prepare(described: dict[str, Any]) -> "tuple[HostConfig, Arena]":
+def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Arena]":
     import msgspec
 
     from engine.parallel.part import make_part_arena
 
-    config = msgspec.json.decode(described["config"], type=HostConfig)
-    return config, make_part_arena(config, described["rank"])
+    config = msgspec.json.decode(described, type=HostConfig)
+    config = replace(config, threads=config.threads or threads)
+    return config, make_part_arena(config, rank)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the first rank dies, even while stopped or inside a collective. Elsewhere than on Linux its closed sockets say so."""
     if sys.platform.startswith("linux"):
         pr_set_pdeathsig = 1

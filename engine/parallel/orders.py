@@ -17,6 +17,7 @@ class LoadPart(NamedTuple):
     context_length: int
     first_slab: int
     num_blocks: int
+    checkpoint: bytes = b""  # the content fingerprint of the first rank's; b"": the ranks read the same files
 
 
 class WarmUpPart(NamedTuple):

@@ -1,12 +1,14 @@
 """A further rank's part of memory and models, as the first rank's are its own: an arena of the same size, and runners over the same blocks."""
 
 from collections import deque
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from engine.adapters.store import FollowedAdapters
+from engine.errors import CheckpointError
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
@@ -15,13 +17,17 @@ from engine.loaded_model import start_moving
 from engine.loading import ModelLoading, opened_source
 from engine.models.registry import Model
 from engine.parallel.channel import RankChannel
-from engine.parallel.communicator import LOCALHOST, RankLinks, link
+from engine.parallel.communicator import RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig
 from engine.runner import BegunStep, ModelRunner
 from engine.step import StepInput
+from engine.weights.digests import content_fingerprint
 from engine.weights.relocation import HugePages, Relocation
+
+if TYPE_CHECKING:
+    from engine.parallel.follower import Meeting
 
 
 class PartMemory(NamedTuple):
@@ -31,13 +37,14 @@ class PartMemory(NamedTuple):
 
 def make_part_arena(config: HostConfig, rank: int) -> Arena:
     """Allocate this rank's KV memory. Raises CheckpointError."""
-    return make_arena(config, config.group[rank])
+    far = {"ray:cpu": "cpu", "ray:cuda": "cuda:0"}  # Ray shows a process its own GPU alone
+    return make_arena(config, far.get(config.group[rank], config.group[rank]))
 
 
-def connect(arena: Arena, rank: int, config: HostConfig, port: int) -> PartMemory:
+def connect(arena: Arena, rank: int, config: HostConfig, meeting: "Meeting") -> PartMemory:
     """Connect this rank with the others, by the first one's store."""
-    store = TCPStore(LOCALHOST, port, is_master=False)
-    return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device))
+    store = TCPStore(meeting.address, meeting.port, is_master=False)
+    return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device, meeting.own))
 
 
 class FollowedModel(NamedTuple):
@@ -97,6 +104,7 @@ class FollowedModel(NamedTuple):
 @torch.inference_mode()
 def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> FollowedModel:
     """Load this rank's part of a model. Raises CheckpointError."""
+    check_checkpoint(order)
     with opened_source(order.spec, config, memory.arena, memory.links) as loading:
         layout = loading.layout()
         loaded = loading.load(order.context_length, layout.dtype, layout)
@@ -106,3 +114,16 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         moving = start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
         return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque(), drafting)
+
+
+def check_checkpoint(order: LoadPart) -> None:
+    """Refuse another checkpoint than the first rank's, on a machine of its own files."""
+    path = Path(order.spec.path)
+    try:
+        found = content_fingerprint(path) if order.checkpoint else b""
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read there: {error.strerror}; each machine reads its own") from None
+    if found != order.checkpoint:
+        raise CheckpointError(
+            f"{path} holds another checkpoint there than on the first rank's machine: copy the same to both"
+        )

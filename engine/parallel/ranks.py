@@ -1,4 +1,5 @@
-"""The first rank's side of a group: starts the others as its children, gives them its orders, notices when one is gone, and ends them.
+"""The first rank's side of a group: starts the others, as its children or on other machines, gives them its orders, notices when one is gone, and
+ends them.
 
 A group that has lost a rank is lost: its host ends, its site starts another, and open sequences go on there. Refuses to know what an order does.
 """
@@ -6,12 +7,13 @@ A group that has lost a rank is lost: its host ends, its site starts another, an
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,8 +23,11 @@ from engine.adapters.content import SlotContent
 from engine.adapters.store import RunnerAdapters
 from engine.errors import CheckpointError, RankLostError
 from engine.kv.block_copier import BlockCopier
+from engine.kv.block_parts import BlockParts
 from engine.parallel.channel import RankChannel
-from engine.parallel.communicator import RankLinks, link, new_store
+from engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
+from engine.parallel.far_ranks import FarRanks
+from engine.parallel.follower import NUM_CHANNELS
 from engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
@@ -48,6 +53,7 @@ from engine.runner import BegunStep, Forwarded, LaunchedStep, ModelRunner
 from engine.step import ChoiceRow, StepInput
 from engine.vision.picture import PreparedImage
 from engine.vision.store import RunnerImages
+from engine.weights.digests import content_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -55,36 +61,42 @@ _END_GRACE_S = 2.0
 
 
 class RankGroup:
-    def __init__(self, config: HostConfig, device: torch.device, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        config: HostConfig,
+        device: torch.device,
+        on_lost: Callable[[str], None] = lambda why: None,
+        on_wait: Callable[[str], None] = lambda why: None,
+    ) -> None:
         """Start the other ranks, and return when all of them are connected. `device`: this rank's. `on_lost`: called from a thread when one has ended
-        unasked. Raises CheckpointError where one cannot be made ready."""
+        unasked. `on_wait`: told every second what room on other machines is waited for. Raises CheckpointError where one cannot be made ready."""
         degrees = Parallelism.of_host(config)
         self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
         self.lost: str | None = None  # which rank is gone
         self._loading = threading.Lock()
-        store = new_store()
-        # Of every other rank: orders to it; replies to those that are waited for; copies of blocks, from another thread.
-        self._channels: list[tuple[RankChannel, RankChannel, RankChannel]] = []
-        self._processes = [self._start(rank, config, store.port) for rank in range(1, self.size)]
-        for rank, process in enumerate(self._processes, 1):
-            threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of the ranks on this machine
+        self._channels: list[tuple[RankChannel, ...]] = []
+        self._far = FarRanks(config, on_wait) if config.far_ranks else None
         try:
+            address = LOCALHOST if self._far is None else self._far.address
+            store = new_store(address)
+            channels = {rank: self._start(rank, config, address, store.port) for rank in config.near_ranks[1:]}
+            if self._far is not None:
+                channels |= self._far.start(store.port)
+            # Of every other rank: orders to it; replies to those that are waited for; copies of blocks, from another thread.
+            self._channels = [channels[rank] for rank in range(1, self.size)]
             self._replies("", "be made ready")
-            self.links: RankLinks = link(0, degrees, store, device)
+            self._watch_all()
+            self.links: RankLinks = link(0, degrees, store, device, address)
         except BaseException:
             self.close()
             raise
 
     @property
-    def parts(self) -> int:
-        """The ranks that have a part of a block each: one of every stage where each rank has sequences of its own, else all."""
-        return self.size // self.copies
-
-    @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._processes.values()]
 
     def send(self, order: object) -> None:
         """Give an order to all ranks. Raises RankLostError."""
@@ -96,7 +108,8 @@ class RankGroup:
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:
         """Let all ranks begin to load their parts of a model, whose blocks lie there in their arenas: `until_loaded` waits for them."""
-        self.send(LoadPart(spec, context_length, first_slab, num_blocks))
+        checkpoint = content_fingerprint(Path(spec.path)) if self._far is not None else b""
+        self.send(LoadPart(spec, context_length, first_slab, num_blocks, checkpoint))
 
     def until_loaded(self, model: str) -> None:
         """Wait until all ranks have loaded their parts. Raises CheckpointError where one cannot."""
@@ -128,9 +141,9 @@ class RankGroup:
         """Return what encodes images on all ranks."""
         return RankedImages(own, model, self)
 
-    def copier(self, own: BlockCopier, model: str, block_bytes: int) -> "RankedCopier":
-        """Return what moves all ranks' parts of the model's blocks. `block_bytes`: of one part."""
-        return RankedCopier(own, model, self, block_bytes)
+    def copier(self, own: BlockCopier, model: str, parts: BlockParts) -> "RankedCopier":
+        """Return what moves all ranks' parts of the model's blocks."""
+        return RankedCopier(own, model, self, parts)
 
     def drop(self, model: str) -> None:
         with suppress(RankLostError):  # then it holds nothing any more
@@ -156,47 +169,56 @@ class RankGroup:
         for channels in self._channels:
             for channel in channels:
                 channel.close()  # a rank ends when nobody is there to give orders
-        for process in self._processes:
+        if self._far is not None:
+            self._far.close()
+        for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_GRACE_S)
             if process.poll() is None:
                 process.kill()
                 process.wait()
 
-    def _start(self, rank: int, config: HostConfig, port: int) -> "subprocess.Popen[bytes]":
-        ends: list[socket.socket] = []
-        mine = []
-        for _ in range(3):
-            channel, other = RankChannel.pair()
-            mine.append(channel)
-            ends.append(other)
-        orders, replies, copies = mine
-        self._channels.append((orders, replies, copies))
-        fds = [end.fileno() for end in ends]
+    def _start(self, rank: int, config: HostConfig, address: str, port: int) -> tuple[RankChannel, ...]:
+        """Start a rank on this machine; return the channels to it."""
+        pairs = [RankChannel.pair() for _ in range(NUM_CHANNELS)]
+        fds = [end.fileno() for _, end in pairs]
+        threads = threads_of(config)
         described = {
             "rank": rank,
+            "address": address,
             "port": port,
             "parent": os.getpid(),
             "channels": fds,
+            "threads": threads,
             "config": msgspec.json.encode(config).decode(),
         }
         try:
-            return subprocess.Popen(
+            self._processes[rank] = subprocess.Popen(
                 [sys.executable, "-m", "engine.parallel.follower", json.dumps(described)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads_of(config))},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             )
         finally:
-            for end in ends:
+            for _, end in pairs:
                 end.close()
+        return tuple([channel for channel, _ in pairs])
 
-    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        code = process.wait()
+    def _watch_all(self) -> None:
+        ends: dict[str, Callable[[], str]] = {
+            f"rank-{rank}": partial(_ended, rank, process) for rank, process in self._processes.items()
+        }
+        if self._far is not None:
+            ends["far-ranks"] = self._far.until_lost
+        for name, until_lost in ends.items():
+            threading.Thread(target=self._watch, args=(until_lost,), name=name, daemon=True).start()
+
+    def _watch(self, until_lost: Callable[[], str]) -> None:
+        why = until_lost()
         if not self._is_closing:
-            self.lost = f"rank {rank} (pid {process.pid}) ended with status {code}"
-            log.error("%s: its group cannot go on", self.lost)
-            self._on_lost()
+            self.lost = why
+            log.error("%s: its group cannot go on", why)
+            self._on_lost(why)
 
     def _replies(self, model: str, what: str) -> None:
         problems = []
@@ -205,13 +227,17 @@ class RankGroup:
                 try:
                     reply = replies.receive()
                 except EOFError:
-                    raise CheckpointError(f"rank {rank} ended before it could {what}") from None
+                    raise CheckpointError(f"{self._name(rank)} ended before it could {what}") from None
                 assert isinstance(reply, RankReply)
                 assert reply.model == model, f"rank {rank} answers for {reply.model}, and {model} was asked about"
                 if reply.problem is not None:
-                    problems.append(f"rank {rank} cannot {what}: {reply.problem}")
+                    problems.append(f"{self._name(rank)} cannot {what}: {reply.problem}")
         if problems:
             raise CheckpointError("; ".join(problems))
+
+    def _name(self, rank: int) -> str:
+        machine = "" if self._far is None else self._far.machines.get(rank, "")
+        return f"rank {rank} on {machine}" if machine else f"rank {rank}"
 
     def _copy(
         self,
@@ -345,43 +371,51 @@ class PipelinedStep(NamedTuple):
 
 
 class RankBlocks(NamedTuple):
-    """Blocks as one rank numbers them, and places in host memory for its parts of them."""
+    """Blocks as one rank numbers them, memory for its parts of them, and the whole ones in host memory."""
 
     blocks: Sequence[int]
     places: Sequence[memoryview]
+    wholes: Sequence[memoryview]
 
 
 class RankedCopier:
-    """Moves blocks of all ranks: in host memory a block is the parts of those that have it, the first one's first."""
+    """Moves blocks of all ranks, whose parts make up a whole block in host memory."""
 
-    def __init__(self, own: BlockCopier, model: str, group: RankGroup, block_bytes: int) -> None:
+    def __init__(self, own: BlockCopier, model: str, group: RankGroup, parts: BlockParts) -> None:
         self._own = own
         self._model = model
         self._group = group
-        self._block_bytes = block_bytes
+        self._parts = parts
 
     def mark(self) -> object:
         return self._own.mark()
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
         """Copy to host memory. A step whose results are here has been computed by all ranks."""
-        own, *others = self._of_ranks(blocks, into)
+        own, *others = ranks = self._of_ranks(blocks, into)
         self._own.store(own.blocks, own.places, mark)
         self._group.store(self._model, others)
+        for rank, one in enumerate(ranks):
+            for part, whole in zip(one.places, one.wholes, strict=True):
+                self._parts.put(rank // self._group.copies, part, whole)
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        own, *others = self._of_ranks(blocks, source)
+        own, *others = ranks = self._of_ranks(blocks, source)
+        for rank, one in enumerate(ranks):
+            for part, whole in zip(one.places, one.wholes, strict=True):
+                self._parts.take(rank // self._group.copies, whole, part)
         self._group.fetch(self._model, others)
         self._own.fetch(own.blocks, own.places, mark)
 
-    def _of_ranks(self, blocks: Sequence[int], places: Sequence[memoryview]) -> list[RankBlocks]:
-        size, copies = self._block_bytes, self._group.copies
-        found = []
+    def _of_ranks(self, blocks: Sequence[int], wholes: Sequence[memoryview]) -> list[RankBlocks]:
+        """Return each rank's blocks, with memory for its parts of them."""
+        copies, found = self._group.copies, []
         for rank in range(self._group.size):
-            part, copy = divmod(rank, copies)
-            here = [(b // copies, place) for b, place in zip(blocks, places, strict=True) if b % copies == copy]
-            parts = [place[part * size : (part + 1) * size] for _, place in here]
-            found.append(RankBlocks([block for block, _ in here], parts))
+            here = [
+                (b // copies, whole) for b, whole in zip(blocks, wholes, strict=True) if b % copies == rank % copies
+            ]
+            places = [memoryview(bytearray(self._parts.part_bytes)) for _ in here]
+            found.append(RankBlocks([block for block, _ in here], places, [whole for _, whole in here]))
         return found
 
 
@@ -390,4 +424,9 @@ def threads_of(config: HostConfig) -> int:
     if config.threads is not None:
         return config.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, len(config.group)))
+    return max(1, cores // max(1, len(config.near_ranks)))
+
+
+def _ended(rank: int, process: "subprocess.Popen[bytes]") -> str:
+    code = process.wait()
+    return f"rank {rank} (pid {process.pid}) ended with status {code}"

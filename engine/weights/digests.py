@@ -36,19 +36,28 @@ _MAX_HEADER_BYTES = 1 << 20  # of a header of a hundred thousand tensors this mu
 
 def fingerprint(directory: Path) -> bytes:
     """Return the 32 bytes that name a checkpoint's weights. Raises OSError where the directory holds none that can be read."""
+    return _of_directory(directory, is_dated=True)
+
+
+def content_fingerprint(directory: Path) -> bytes:
+    """Return the same without times of change, by which copies on several machines differ. Raises OSError."""
+    return _of_directory(directory, is_dated=False)
+
+
+def _of_directory(directory: Path, is_dated: bool) -> bytes:
     digest = blake2b(digest_size=32)
     digest.update(blake2b((directory / "config.json").read_bytes()).digest())
     for file in weight_files(directory):
-        digest.update(_of_file(file))
+        digest.update(_of_file(file, is_dated))
     return digest.digest()
 
 
-def _of_file(file: Path) -> bytes:
+def _of_file(file: Path, is_dated: bool) -> bytes:
     digest = blake2b(digest_size=32)
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         state = os.fstat(fd)
-        digest.update(repr((file.name, state.st_size, state.st_mtime_ns)).encode())
+        digest.update(repr((file.name, state.st_size, state.st_mtime_ns if is_dated else 0)).encode())
         header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
         digest.update(os.pread(fd, min(header_bytes, _MAX_HEADER_BYTES), 8))
         for i in range(_SAMPLES):

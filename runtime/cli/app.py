@@ -183,6 +183,14 @@ def serve(
             help="Guess tokens and check them, the same answers sooner: auto, off, or drafters (suffix,grammar,draft:DIR)."
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Devices of --tp and --pp beyond this machine's, where a Ray cluster has some: its HOST:PORT; auto: "
+            "this machine is a node of it; start: its first one.",
+        ),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar=API_KEY_ENV, help="Serve only clients with this key.", show_envvar=True)
     ] = None,
@@ -222,6 +230,7 @@ def serve(
         redundant_experts=redundant_experts,
         dp=dp,
         speculate=speculate,
+        ray=ray,
     )
     raise typer.Exit(run(served, clients))
 

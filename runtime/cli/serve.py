@@ -17,6 +17,7 @@ from rich.console import Console
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.cli.keys import key_config, new_key
+from runtime.cli.ray_head import ray_head
 from runtime.cli.start_progress import ServerStart, StartProgress
 from runtime.cli.up import POLL_S, require_free
 from runtime.engines.gpus import installed_gpus
@@ -63,12 +64,13 @@ class Served(NamedTuple):
     redundant_experts: int = 0
     dp: int = 1
     speculate: str | None = None  # None: as a site's file that says nothing
+    ray: str | None = None  # HOST:PORT of a cluster that has further devices; auto, start; None: all are here
 
     @property
     def engine(self) -> dict[str, Any]:
         """The table of a site's file that says where the model is computed. Raises CliError for ranks that have no device each."""
         ranks = self.tp * self.pp * self.dp
-        split = {
+        split: dict[str, Any] = {
             "stages": self.pp,
             "expert_parallel": self.expert_parallel,
             "redundant_experts": self.redundant_experts,
@@ -92,15 +94,27 @@ class Served(NamedTuple):
             )
         if self.is_split:
             return {"hosts": self._hosts(), "kv_host_gib": self.kv_gib or _CPU_KV_GIB}
-        if ranks == 1:
+        if self.ray is not None:
+            split["ray_address"] = self.ray
+        elif ranks == 1:
             return {"device": self.device}
-        if self._is_on_cpu:
-            return {"devices": [["cpu"] * ranks], **split}
-        if self.device not in ("auto", "cuda"):
+        if self.device not in ("auto", "cpu", "cuda"):
             raise CliError(
                 f"--tp {self.tp} --pp {self.pp} --dp {self.dp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
             )
-        return {"devices": [[f"cuda:{i}" for i in range(ranks)]], **split}
+        return {"devices": [self._group(ranks)], **split}
+
+    def _group(self, ranks: int) -> list[str]:
+        """Return the devices of all ranks. Raises CliError where Ray is to find some, and none is missing."""
+        if self.ray is None:
+            return ["cpu"] * ranks if self._is_on_cpu else [f"cuda:{i}" for i in range(ranks)]
+        here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(installed_gpus() or ()))]
+        if not here or len(here) >= ranks:
+            raise CliError(
+                f"--ray finds devices on other machines, and this one has {len(here)} of the {ranks} of --tp {self.tp} --pp {self.pp}: "
+                + ("leave it out." if here else "say --device cpu.")
+            )
+        return here + ["ray:cpu" if self._is_on_cpu else "ray:cuda"] * (ranks - len(here))
 
     @property
     def _is_on_cpu(self) -> bool:
@@ -187,6 +201,10 @@ def serve(
     from runtime.engines.sources import SourceError, local_directory
     from runtime.serve import run
 
+    if served.ray == "start":
+        with ray_head() as address:
+            print(f"Other machines lend it their devices: ray start --address={address}")
+            return serve(served._replace(ray=address), clients)
     known = clients.known()
     if not (known.keys or clients.open_to_all or is_loopback(served.host)):
         raise CliError(

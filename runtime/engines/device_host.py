@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from engine.client import EngineClient, EngineError, ProgressCallback
-from engine.protocol import HostReady, ModelInfo, ModelLoad, ModelSpec, StepOutput
+from engine.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
 from runtime.engines.running_host import Launcher, RunningHost
 from runtime.engines.standby import Standby
 from sites.site import EngineConfig
@@ -122,9 +122,9 @@ class DeviceHost:
             await self.next_client(after=client)
 
     async def load_model(self, client: EngineClient, spec: ModelSpec, on_progress: ProgressCallback) -> ModelInfo:
-        def note(done: int, total: int) -> None:
+        def note(progress: LoadProgress) -> None:
             self.progress.note_bytes()
-            on_progress(done, total)
+            on_progress(progress)
 
         with self.progress.expected():
             return await client.load_model(spec, note)

@@ -163,7 +163,7 @@ def launchers_of(
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
     on_cpu = len(devices) > 1 and devices[0][0] == "cpu"
-    cores = divided([len(group) for group in devices]) if on_cpu else [None] * len(devices)
+    cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
     bootstraps = len(devices) == len(devices[0]) == 1 and is_surely_cpu(devices[0][0])
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
@@ -190,6 +190,11 @@ def launchers_of(
     ]
 
 
+def _num_near(group: tuple[str, ...]) -> int:
+    """Return how many of a host's ranks are on this machine."""
+    return sum(not device.startswith("ray:") for device in group)
+
+
 def host_config(
     config: EngineConfig,
     group: tuple[str, ...],
@@ -204,6 +209,7 @@ def host_config(
     return HostConfig(
         device=group[0],
         group=group if len(group) > 1 else (),
+        ray_address=config.ray_address,
         stages=config.stages if len(group) > 1 else 1,
         expert_parallel=config.expert_parallel and len(group) > 1,
         redundant_experts=config.redundant_experts if len(group) > 1 else 0,

@@ -9,14 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from engine.chat_template import ChatTemplate, ChatTemplateError
-from engine.client import EngineClient, EngineError, ProgressCallback
+from engine.client import EngineClient, EngineError
 from engine.planning.model import planned_weights_bytes
-from engine.protocol import ModelInfo, ModelSpec
+from engine.protocol import LoadProgress, ModelInfo, ModelSpec
 from engine.tokenizer import TokenizerError
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
@@ -200,7 +201,7 @@ class Waker:
             client = await self._successor(replica, client)
             state.detail, state.loaded_share = "its weights are being loaded", 0.0
             try:
-                info = await replica.host.load_model(client, spec, _reporter(state, "loaded"))
+                info = await replica.host.load_model(client, spec, partial(_note_progress, state))
                 replica.loaded_by = client
                 return info
             except EngineError as error:
@@ -232,7 +233,14 @@ def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) 
     return "host" if is_mapped else "disk"
 
 
-def _reporter(state: ModelState, verb: str) -> ProgressCallback:
+def _note_progress(state: ModelState, progress: LoadProgress) -> None:
+    if progress.waits_for:
+        state.detail = progress.waits_for
+    else:
+        _reporter(state, "loaded")(progress.done_bytes, progress.total_bytes)
+
+
+def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
     def report(done: int, total: int) -> None:
         state.detail = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB {verb}"
         state.loaded_share = done / total if total else 0.0

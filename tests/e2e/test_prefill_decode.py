@@ -21,8 +21,10 @@ CHAT = "/ai/v1/chat/completions"
 ROLES = ("prefill", "decode")
 
 
-def write_site(directory: Path, roles: tuple[str, ...]) -> Path:
-    hosts = "".join(f'[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in roles)
+def write_site(directory: Path, roles: tuple[str, ...], ranks_that_decode: int = 1) -> Path:
+    several = f"devices = {['cpu'] * ranks_that_decode}" if ranks_that_decode > 1 else 'device = "cpu"'
+    devices = {"prefill": 'device = "cpu"', "decode": several}
+    hosts = "".join(f'[[engine.hosts]]\n{devices[role]}\nrole = "{role}"\n' for role in roles)
     file = directory / f"{'-'.join(roles)}.toml"
     file.write_text(
         f'name = "pd{abs(hash(str(directory))) % 10**8}{len(roles)}"\nplace = {{city = "A", latitude = 0.0, longitude = 0.0}}\n'
@@ -129,6 +131,22 @@ def assert_nothing_is_open(site: Split) -> None:
 
 
 def test_prompts_go_to_the_other_host_and_texts_stay_the_same(site: Split) -> None:
+    check_texts(site)
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_with_what_one_has_computed(tmp_path: Path) -> None:
+    process = Process(write_site(tmp_path, ROLES, ranks_that_decode=2), tmp_path / "log")
+    try:
+        site = Split(process)
+        eventually(site.is_whole, "the model on both hosts")
+        check_texts(site)
+    finally:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def check_texts(site: Split) -> None:
     expected = {i: [site.ask(prompt(i), **more)[0] for more in ({}, SAMPLED)] for i in range(3)}
     assert site.metric("pilotlight_kv_peer_hits_total") == 0, "an idle host computes its own"
     placed = 'pilotlight_prompts_placed_total{model_name="ember",where="handed_over"}'

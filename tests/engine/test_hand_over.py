@@ -63,7 +63,13 @@ class Pair:
         self.model = model
         self.address = f"ipc://{place}/prefill.peers"
         self._tiers = [self._open(place, "prefill"), self._open(place, "decode")]
-        self.prefill, self.decode = (load_engine(model, tiers=tiers, depth=depth, **limits) for tiers in self._tiers)
+        self.prefill, self.decode = (
+            self._load(role, tiers, depth=depth, **limits)
+            for role, tiers in zip(("prefill", "decode"), self._tiers, strict=True)
+        )
+
+    def _load(self, role: str, tiers: SharedTiers, **options: Any) -> Engine:
+        return load_engine(self.model, tiers=tiers, **options)
 
     def _open(self, place: Path, role: str) -> SharedTiers:
         config = HostConfig(

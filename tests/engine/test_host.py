@@ -102,7 +102,8 @@ async def test_tokens_arrive_in_order_and_as_the_engine_alone_computes_them(
 ) -> None:
     progress: list[tuple[int, int]] = []
     info = await client.load_model(
-        ModelSpec("tiny", str(checkpoint), kv_tokens=512), lambda done, total: progress.append((done, total))
+        ModelSpec("tiny", str(checkpoint), kv_tokens=512),
+        lambda told: progress.append((told.done_bytes, told.total_bytes)),
     )
     assert (info.context_length, info.vocab_size, info.total_blocks) == (256, 431, 32)
     assert progress[-1] == (info.weights_bytes, info.weights_bytes)

@@ -59,7 +59,7 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
     spec, failures = ModelSpec("tiny", str(tmp_path), "auto", 512), []
     async with Supervisor(launcher, EngineConfig(standby=False)) as host:
         first = await host.next_client()
-        await host.load_model(first, spec, lambda done, total: None)
+        await host.load_model(first, spec, lambda progress: None)
         is_broken = True
         while host.client is first:
             try:
@@ -72,7 +72,7 @@ async def test_a_device_whose_every_step_fails_is_replaced(tmp_path: Path, monke
                 break
         assert len(failures) == 3
         second = await host.next_client(after=first)
-        await host.load_model(second, spec, lambda done, total: None)
+        await host.load_model(second, spec, lambda progress: None)
         async with host.serving_client().generate(Submit("a", "tiny", (5, 6, 7), SamplingParams(4))) as outputs:
             assert len([output async for output in outputs]) == 4
         assert (host.restarts.num_restarts, host.state) == (1, "up")

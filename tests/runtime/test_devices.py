@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from runtime.cli import serve
+from runtime.cli.errors import CliError
+from runtime.cli.serve import Served
 from runtime.engines.cores import divided
 from runtime.engines.devices import check_devices, is_surely_cpu
 from runtime.engines.launch import host_config
@@ -52,6 +55,12 @@ async def test_every_device_has_a_budget_of_its_own(
         ({"devices": [["cuda:0", "cuda:1"], "cuda:1"]}, "'cuda:1' is named twice"),
         ({"devices": [["cpu", "cuda:0"]]}, "name CPUs or GPUs, not both"),
         ({"devices": [["cpu", "tpu"]]}, "'tpu' does not say which device it is"),
+        ({"devices": [["ray:cpu", "cpu"]]}, "'ray:cpu' comes first, and a site's engine hosts run on its own machine"),
+        ({"devices": ["ray:cpu"]}, "'ray:cpu' comes first"),
+        ({"devices": [["cpu", "ray:cuda"]]}, "name CPUs or GPUs, not both"),
+        ({"devices": [["cpu", "ray:cpu"]], "ray_address": "there"}, "ray_address"),
+        ({"hosts": [{"devices": ["cpu", "tpu"]}]}, "'tpu' does not say which device it is"),
+        ({"hosts": [{"device": "cpu", "devices": ["cpu", "cpu"]}]}, "device and devices are both given"),
         ({"devices": [[]]}, "at least 1 item"),
         (
             {"devices": [["cpu", "cpu", "cpu"]], "stages": 2},
@@ -93,6 +102,36 @@ def test_devices_in_brackets_are_one_host(model_directory: Path) -> None:
     spread = {"devices": [["cpu"] * 4, "cpu"], "stages": 2, "expert_parallel": True, "data_parallel": 2}
     whole = site_config(model_directory, engine=spread).engine
     assert [host_config(whole, group, "ams1", None).data_parallel for group in whole.device_groups] == [2, 1]
+
+
+def test_ranks_on_other_machines_take_none_of_this_ones_cores(model_directory: Path) -> None:
+    table = {"devices": [["cpu", "ray:cpu", "ray:cpu"], "cpu"], "ray_address": "10.0.0.5:6379"}
+    engine = site_config(model_directory, engine=table).engine
+    first, second = (host_config(engine, group, "ams1", None) for group in engine.device_groups)
+    assert (first.far_ranks, first.near_ranks, first.ray_address) == ((1, 2), (0,), "10.0.0.5:6379")
+    assert second.far_ranks == ()
+
+
+def test_hosts_with_roles_may_have_several_devices(model_directory: Path) -> None:
+    hosts = [{"device": "cpu", "role": "prefill"}, {"devices": ["cpu", "cpu"], "role": "decode"}]
+    engine = site_config(model_directory, engine={"hosts": hosts, "kv_host_gib": 0.1}).engine
+    assert engine.device_groups == (("cpu",), ("cpu", "cpu"))
+    assert engine.roles == ("prefill", "decode")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [(2, ["cpu", "ray:cpu"]), (4, ["cpu", "ray:cpu", "ray:cpu", "ray:cpu"])]
+)
+def test_serve_has_one_cpu_here_and_leaves_the_others_to_ray(ranks: int, expected: list[str]) -> None:
+    table = Served("ember", "127.0.0.1", 8000, device="cpu", tp=2, pp=ranks // 2, ray="auto").engine
+    assert (table["devices"], table["ray_address"]) == ([expected], "auto")
+
+
+def test_serve_leaves_to_ray_what_gpus_are_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "installed_gpus", lambda: ["one", "two"])
+    assert Served("ember", "127.0.0.1", 8000, tp=3, ray="auto").engine["devices"] == [["cuda:0", "cuda:1", "ray:cuda"]]
+    with pytest.raises(CliError, match="this one has 2 of the 2 of --tp 2 --pp 1: leave it out"):
+        _ = Served("ember", "127.0.0.1", 8000, tp=2, ray="auto").engine
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:

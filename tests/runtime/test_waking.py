@@ -13,7 +13,7 @@ import pytest
 from edge_router.discovery import static_backends
 from edge_router.policy import RouteRequest, eligible
 from engine.client import EngineError
-from engine.protocol import ModelSpec
+from engine.protocol import LoadProgress, ModelSpec
 from runtime import site as site_module
 from runtime.engines import device_budget as device_budget_module
 from runtime.engines import foresight as foresight_module
@@ -212,6 +212,26 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
     await falling_asleep
     open_end.set()
     await open_one.done()
+
+
+async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: SiteMaker) -> None:
+    gate, why = asyncio.Event(), "the Ray cluster 10.0.0.5:6379 has no 1 GPU free beside this machine"
+
+    class Waiting(FakeEngineClient):
+        async def load_model(self, spec: ModelSpec, on_progress: Any = None) -> Any:
+            on_progress(LoadProgress(spec.name, 0, 0, why))
+            await gate.wait()
+            return await super().load_model(spec, on_progress)
+
+    launcher = FakeLauncher()
+    launcher.client_class = Waiting
+    async with make_site(launcher=launcher, wait=False) as site:
+        await eventually(lambda: site.app.site.why_not_ready() == [f"model 'tiny': {why}"])
+        assert (await call(site.app, "/readyz")).status == 503
+        (model,) = (await call(site.app, "/status")).json["models"]
+        assert (model["detail"], model["residency"]) == (why, "loading")
+        gate.set()
+        await eventually(lambda: not site.app.site.why_not_ready())
 
 
 async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(small: Site) -> None:

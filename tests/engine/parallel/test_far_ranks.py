@@ -1,0 +1,59 @@
+"""Two ranks on two nodes of a Ray cluster compute what one does; a node that is lost ends their group, and the next one waits for room."""
+
+import queue
+import threading
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+from engine.kv_memory import KvMemory, make_kv_memory
+from engine.loading import load_model
+from engine.protocol import HostConfig, ModelSpec
+from engine.struct import replace
+from tests.cluster import THERE, add_node, two_nodes
+from tests.engine.driver import Heard, drain, load_engine
+from tests.engine.families import write_family
+from tests.engine.parallel.test_ranks import DENSE, assert_same, group_of, several
+
+__all__ = ["two_nodes"]
+
+LATEST_S = 90.0  # only ends a failing test
+
+
+def far_group(cluster: Cluster) -> HostConfig:
+    return replace(group_of(2), group=("cpu", "ray:cpu"), ray_address=cluster.address)
+
+
+def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_for(
+    tmp_path: Path, two_nodes: Cluster
+) -> None:
+    write_family(tmp_path, DENSE)
+    expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
+    host, lost = far_group(two_nodes), queue.SimpleQueue[str]()
+    memory = make_kv_memory(host, lost.put)
+    check_answers(memory, host, tmp_path, expected)
+    (node,) = two_nodes.worker_nodes
+    two_nodes.remove_node(node, allow_graceful=False)  # while nothing is asked
+    assert f"rank 1 on {THERE} has ended" in lost.get(timeout=LATEST_S)
+    memory.close()
+
+    waits, made = queue.SimpleQueue[str](), queue.SimpleQueue[KvMemory]()
+    making = threading.Thread(target=lambda: made.put(make_kv_memory(host, lost.put, on_wait=waits.put)))
+    making.start()
+    assert "has no 1 CPU free beside this machine" in waits.get(timeout=LATEST_S)
+    add_node(two_nodes)
+    memory = made.get(timeout=LATEST_S)
+    making.join()
+    check_answers(memory, host, tmp_path, expected)
+    memory.close()
+    assert lost.empty(), "a group that is closed loses nobody"
+
+
+def check_answers(memory: KvMemory, host: HostConfig, directory: Path, expected: dict[str, Heard]) -> None:
+    model = load_model(ModelSpec("tiny", str(directory), kv_tokens=1024), host, memory)
+    try:
+        assert memory.group is not None
+        assert not memory.group.pids, "no rank is a child of the first one"
+        assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
+    finally:
+        model.close()
