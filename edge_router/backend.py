@@ -182,9 +182,10 @@ class PublishedStatus:
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self._learn_prefixes(status)
-        # Their prefixes are decoded.
-        models = tuple(replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models)
-        self._set(replace(status, models=models), asked_at)
+        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # they are decoded
+            models = tuple([replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models])
+            status = replace(status, models=models)
+        self._set(status, asked_at)
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
@@ -222,7 +223,8 @@ class PublishedStatus:
             self.digests = status.digests
         except ValueError:
             self._by_model, self.digests = {}, 0
-        self.prefixes = frozenset().union(*self._by_model.values())
+        first, *others = self._by_model.values() or [frozenset[int]()]
+        self.prefixes = first.union(*others) if others else first
 
 
 class ProbedState:

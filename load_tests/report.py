@@ -6,6 +6,7 @@ is replaced. The plot is written as SVG by hand: the same records give the same 
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +52,13 @@ REGIONS: dict[str, Region] = {
     "lossless": Region(lossless.in_memory),
     "lossless-disk": Region(lossless.on_disk),
     "routing": Region(routing.rows, is_simulated=True),
+    "routing-worst": Region(routing.worst_rows, "routing", is_simulated=True),
+    "routing-heavy": Region(partial(routing.policy_rows, load="heavy"), "routing", is_simulated=True),
+    "routing-moderate": Region(partial(routing.policy_rows, load="moderate"), "routing", is_simulated=True),
     "routing-troubles": Region(routing.trouble_rows, "routing", is_simulated=True),
+    "routing-pools": Region(routing.pool_rows, "routing", is_simulated=True),
     "routing-scale": Region(routing.scale_rows, "routing"),
+    "routing-table": Region(routing.table_rows, "routing"),
     "router-overhead": Region(router.overhead),
     "http-servers": Region(router.http_servers),
     "request-path": Region(request_path.rows),

@@ -82,7 +82,9 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     max_body_mib: Positive = 8.0
     max_finetune_mib: Annotated[Positive, Meta(description="of one file of an adapter that an account uploads")] = 300.0
     max_hops: Count = 4
-    session_entries: Annotated[Count, Meta(description="remembered sessions; the oldest is forgotten first")] = 100_000
+    session_entries: Annotated[
+        Count, Meta(description="beginnings of conversations, two for each turn; the oldest is forgotten first")
+    ] = 100_000
     session_ttl_s: Positive = 3600.0
     drain_timeout_s: NonNegative = 30.0
 

@@ -57,6 +57,8 @@ def changed_prefixes(before: bytes, after: bytes) -> tuple[bytes, bytes]:
 
 def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[int]:
     """Return what is held after changes. Raises ValueError on bytes that `changed_prefixes` cannot have written, and on more than MAX_PUBLISHED."""
+    if not held:
+        return decode_prefixes(came)  # nothing is copied: a whole digest has 8,192 entries
     found = held - decode_prefixes(gone) | decode_prefixes(came)
     if len(found) > MAX_PUBLISHED:
         raise ValueError(f"a prefix digest has at most {MAX_PUBLISHED} entries; with these changes it has {len(found)}")

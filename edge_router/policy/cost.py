@@ -1,13 +1,15 @@
 """The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
 
     cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
-    score = cost + toll * most / (toll + most),  most = toll_share * the least cost
+    score = cost + owed * most / (owed + most),  owed = toll * min(1, usual / least),  most = toll_share * least
 
 The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
 site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/lateness.py). The toll is what
 everybody else loses: those who come behind and wait for this prefill, and those who lose cache because tokens that another site holds are computed
-again. It counts for less the larger it is, and never for more than `most`: a long prompt owes minutes, and would else be sent to the slowest site for
-it. So for others' sake a client waits at most toll_share times longer than at the site that would answer it first.
+again. `least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is: a second of others
+counts as one of a client that is no worse off than they, and for less the longer that one waits anyhow, or the tail would pay for the middle. And the
+toll never counts for more than `most`: a long prompt owes minutes, and would else be sent to the slowest site for it. So for others' sake a client
+waits at most toll_share times longer than it must.
 
 What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
 
@@ -93,7 +95,7 @@ class CostPolicy:
         ]
         if len(priced) == 1:
             return [Preference(priced[0].backend, priced[0].cost_ms, priced[0].terms, "only")]
-        scored = self._scored(priced)
+        scored = self._scored(priced, _usual_ms(models))
         order, reason = self._among_equals(request, scored, network_load)
         preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
         if preferences:
@@ -103,11 +105,15 @@ class CostPolicy:
             )
         return preferences
 
-    def _scored(self, priced: list[Priced]) -> list[Scored]:
-        """Best first."""
-        most_ms = self.assumptions.toll_share * min([each.cost_ms for each in priced], default=0.0)
+    def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
+        """Best first. `usual_ms`: what requests wait, 0 where nobody has said."""
+        least_ms = min([each.cost_ms for each in priced], default=0.0)
+        most_ms = self.assumptions.toll_share * least_ms
+        weight = usual_ms / least_ms if 0 < usual_ms < least_ms else 1.0
         scored = [
-            Scored(cost + toll * most_ms / (toll + most_ms) if toll > 0 else cost, cost, backend, terms)
+            Scored(
+                cost + weight * toll * most_ms / (weight * toll + most_ms) if toll > 0 else cost, cost, backend, terms
+            )
             for cost, toll, backend, terms in priced
         ]
         scored.sort(key=_best_first)
@@ -244,6 +250,17 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
             arriving += min(model.arriving_tokens_per_s, model.prefill_tokens_per_s)
             able += model.prefill_tokens_per_s
     return arriving / able if able else 0.0
+
+
+def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
+    """Return what a request waits in a queue and for its prefill, on average over those that come to any of the sites; 0: none does."""
+    requests_per_s = waited_ms_per_s = 0.0
+    for model in models:
+        if model is not None and model.prefill_tokens_per_s > 0:
+            requests_per_s += model.arriving_per_s
+            waited_tokens = model.arriving_per_s * model.queued_tokens + model.arriving_tokens_per_s
+            waited_ms_per_s += 1000 * waited_tokens / model.prefill_tokens_per_s
+    return waited_ms_per_s / requests_per_s if requests_per_s > 0 else 0.0
 
 
 def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from load_tests.sim.load import LOADS
 from load_tests.sim.mooncake import TraceFile
 from load_tests.sim.outcome import SLO_TPOT_MS, Outcome
 from load_tests.sim.plot import bars
+from load_tests.sim.pools import ARRANGEMENTS, WORKLOADS, Found, Pools, arrivals
 from load_tests.sim.run import simulate
 from load_tests.sim.traces import TRACES, Trace
 from load_tests.sim.trouble import NONE, TROUBLES, Trouble
@@ -35,6 +36,8 @@ TUNED_ON = ("chat", "agent", "documents")  # at heavy load: one light-tailed, on
 TUNING_REQUESTS = 4_000
 TROUBLED = (OURS, "GORGO, declining", "llm-d, declining")
 TROUBLED_TRACE = "chat"
+POOL_LOADS = (0.3, 0.6)
+POOL_REQUESTS = 3_000
 
 
 def main() -> None:
@@ -126,7 +129,8 @@ def _results(
         "seeds": list(asked.seeds),
         "tuning": {
             "seed": TUNING_SEEDS[0], "traces": list(TUNED_ON), "load": "heavy", "requests": TUNING_REQUESTS,
-            "ours": "by some 40 variants of its toll and terms at two tuning seeds and 6,000 requests; each other by its grid alone",
+            "ours": "by some 40 variants of its toll and terms at two tuning seeds and 6,000 requests, then by 12 of how its toll is bounded at eight seeds "
+            "and 4,000; each other by its grid alone",
         },
         "network": {"sites": NUM_SITES, "routers": NUM_ROUTERS, "crashes": CRASHES, "partitions": PARTITIONS},
         "loads": {
@@ -145,7 +149,21 @@ def _results(
         "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in asked.quiet],
         "decisions": decision_costs(),
         "statuses": status_bytes(),
+        "pools": _pools(asked.seeds) if asked.pools else [],
     }  # fmt: skip
+
+
+def _pools(seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Devices of one site, with and without some that compute prompts for the others."""
+    cells = []
+    for workload in WORKLOADS:
+        for load in POOL_LOADS:
+            drawn = [arrivals(workload, load, POOL_REQUESTS, seed) for seed in seeds]
+            for arrangement in ARRANGEMENTS:
+                runs = [Pools(arrangement, workload).run(each) for each in drawn]
+                figures = {name: spread([getattr(run, name) for run in runs]) for name in Found._fields}
+                cells.append({"workload": workload.name, "load": load, "arrangement": arrangement.name, **figures})
+    return cells
 
 
 def _parameters(contender: Contender) -> dict[str, Any]:
@@ -185,6 +203,7 @@ def _arguments() -> argparse.Namespace:
         "--quiet", nargs="*", choices=CONTENDERS, default=list(TROUBLED), help="also where models sleep"
     )
     parser.add_argument("--no-troubles", dest="troubles", action="store_false", help="leave out the rows on robustness")
+    parser.add_argument("--no-pools", dest="pools", action="store_false", help="leave out a site's devices")
     parser.add_argument("--explain", action="store_true", help="also what was mispredicted, and which branches decided")
     parser.add_argument("--tune", action="store_true", help="try the grids of --policies instead, on a tuning seed")
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS[:3])

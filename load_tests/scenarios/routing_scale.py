@@ -1,10 +1,12 @@
 """What a decision costs at a number of sites, in processor time, and how many bytes their statuses are: part of `make bench-routing`."""
 
+import math
 import random
 import statistics
 import tracemalloc
 from collections.abc import Callable
 from time import process_time
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from edge_router.policy.gorgo import GorgoPolicy
 from edge_router.rtt import RoundTrip
 from edge_router.session import ConversationFingerprint, Prefix, SessionTable
 from sites.config import PlaceConfig
-from sites.network import HealthConfig, SiteRef
+from sites.network import HealthConfig, RelayConfig, SiteRef
 from wire.prefixes import MAX_PUBLISHED, changed_prefixes, decode_prefixes, encode_prefixes
 from wire.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
@@ -24,6 +26,11 @@ DIGESTS = 32  # of a prompt: what a long conversation brings
 CHANGED_IN_10_S = 90  # prefixes: three requests a second that bring three each
 SAMPLES = 7
 PRICED = 8_000  # sites a sample, about
+CONVERSATIONS, CONVERSATION_PREFIXES = (
+    10_000_000,
+    6,
+)  # planned: open in the whole network, and what three turns leave of each
+PLANNED_SITES, ROUTERS = 330, 330
 
 
 def decision_costs() -> dict[str, dict[str, float]]:
@@ -41,15 +48,32 @@ def decision_costs() -> dict[str, dict[str, float]]:
     return costs
 
 
-def status_bytes() -> dict[str, float]:
+def status_bytes() -> dict[str, Any]:
     """Return the bytes of one status as JSON: whole with the most prefixes that it may publish, with none, and the mean of those that tell a router
-    what has changed. And the bytes of a table's entry."""
+    what has changed. And what the table of conversations takes."""
     full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
     return {
         "full_bytes": len(full),
         "changes_bytes": _mean_of_changes(),
         "without_digest_bytes": len(empty),
-        "table_entry_bytes": _table_entry_bytes(),
+        "sessions": planned_sessions(_table_entry_bytes()),
+    }
+
+
+def planned_sessions(prefix_bytes: float) -> dict[str, float]:
+    """Return what each router and site has to keep of the conversations of a large network, of which each is one router's."""
+    entries = math.ceil(CONVERSATIONS / ROUTERS * CONVERSATION_PREFIXES)
+    return {
+        "conversations": CONVERSATIONS,
+        "sites": PLANNED_SITES,
+        "routers": ROUTERS,
+        "prefixes": CONVERSATION_PREFIXES,
+        "prefix_bytes": prefix_bytes,
+        "conversation_bytes": CONVERSATION_PREFIXES * prefix_bytes,
+        "entries": entries,
+        "default_entries": RelayConfig().session_entries,
+        "table_mib": round(entries * prefix_bytes / 2**20, 1),
+        "published": round(min(1.0, MAX_PUBLISHED * PLANNED_SITES / (CONVERSATIONS * CONVERSATION_PREFIXES)), 4),
     }
 
 

@@ -1,4 +1,4 @@
-"""Who is compared, each with the parameters that did best on the tuning seeds, from a grid of so many as every other had.
+"""Who is compared, each with the parameters that did best on a tuning seed, from a grid of six; of sixteen, those that come nearest to ours.
 
 `python -m load_tests.scenarios.routing --tune` tries the grids and says which set is best.
 """
@@ -73,12 +73,21 @@ def _scores(*sets: tuple[float, float, float, float]) -> tuple[Parameters, ...]:
 
 
 ASSUMED = ({"assumptions": Assumptions()},)
-GORGO = _weights((1, 1, 1), (1, 0.5, 2), (1, 1, 2), (1, 1, 4), (1, 0.5, 4), (1, 2, 1))
-LLM_D = _scores((3, 2, 2, 2), (3, 2, 2, 0), (3, 2, 2, 4), (3, 4, 1, 3), (6, 2, 1, 2), (2, 3, 1, 1))
+GORGO = _weights(
+    (1, 1, 1), (1, 0.5, 2), (1, 1, 2), (1, 1, 4), (1, 0.5, 4), (1, 2, 1), (1, 1.5, 1), (1, 1, 1.5), (1, 1.5, 1.5), (1, 2, 2), (1, 1.5, 2),
+    (1, 0.75, 1), (2, 1, 1), (0.5, 1, 1), (1, 1.25, 1.25), (1, 2, 3),
+)  # fmt: skip
+LLM_D = _scores(
+    (3, 2, 2, 2), (3, 2, 2, 0), (3, 2, 2, 4), (3, 4, 1, 3), (6, 2, 1, 2), (2, 3, 1, 1), (6, 2, 1, 1), (6, 4, 1, 2), (6, 4, 1, 4), (8, 2, 1, 2),
+    (6, 3, 2, 3), (4, 4, 1, 2), (6, 2, 0, 2), (10, 4, 1, 3), (6, 6, 1, 3), (4, 2, 1, 1),
+)  # fmt: skip
 PREBLE = tuple(
     {"exploit_share": share, "imbalance_ms": most}
-    for share, most in ((0.5, 2000.0), (0.5, 500.0), (0.5, 1000.0), (0.5, 4000.0), (0.3, 2000.0), (0.7, 2000.0))
-)
+    for share, most in (
+        (0.5, 2000.0), (0.5, 500.0), (0.5, 1000.0), (0.5, 4000.0), (0.3, 2000.0), (0.7, 2000.0), (0.5, 8000.0), (0.3, 4000.0), (0.7, 4000.0),
+        (0.3, 8000.0), (0.5, 6000.0), (0.4, 4000.0), (0.2, 4000.0), (0.6, 8000.0), (0.3, 1000.0), (0.7, 8000.0),
+    )
+)  # fmt: skip
 DYNAMO = tuple(
     {"overlap_weight": weight, "temperature": temperature}
     for weight, temperature in ((1, 0.0), (1, 0.1), (1, 0.5), (2, 0.0), (2, 0.1), (0.5, 0.1))
@@ -103,11 +112,11 @@ DYNAMO_PUBLISHES = Trouble("statuses are 0.1 s apart", publish_s=0.1)
 CONTENDERS = {
     OURS: Contender(CostPolicy, ASSUMED),
     OURS_ALONE: Contender(AcceptingPolicy, ASSUMED),
-    "GORGO": Contender(GorgoPolicy, GORGO, 2),
+    "GORGO": Contender(GorgoPolicy, GORGO[:6], 2),
     "GORGO, declining": Contender(_gorgo_declining, GORGO),
-    "llm-d": Contender(WeightedScoresPolicy, LLM_D, 4),
+    "llm-d": Contender(WeightedScoresPolicy, LLM_D[:6], 4),
     "llm-d, declining": Contender(_llm_d_declining, LLM_D, 4),
-    "Preble": Contender(PreblePolicy, PREBLE, 3),
+    "Preble": Contender(PreblePolicy, PREBLE[:6], 3),
     "Preble, declining": Contender(_preble_declining, PREBLE, 3),
     "SkyWalker": Contender(SkyWalkerPolicy, SKYWALKER, 5),
     "Dynamo": Contender(DynamoPolicy, DYNAMO, 3, DYNAMO_PUBLISHES),

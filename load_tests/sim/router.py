@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from edge_router.backend import Backend, Ticket
 from edge_router.hints import EVERY_S, sleeping_winner
 from edge_router.policy import Policy, Preference, RouteRequest
@@ -32,6 +34,12 @@ JITTER = 0.05  # mean of what a probe takes longer than the path, as a share of 
 class Publication(NamedTuple):
     at: float
     status: SiteStatus
+    unchanged: SiteStatus  # the same for a router that knows this edition of its digests
+
+    @classmethod
+    def of(cls, at: float, status: SiteStatus) -> "Publication":
+        models = tuple([replace(model, prefixes=b"") for model in status.models])
+        return cls(at, status, replace(status, models=models, digests_since=status.digests))
 
 
 class SimRouter:
@@ -126,5 +134,7 @@ class SimRouter:
                     if publication.status.sequence != self._seen[i]:
                         self._seen[i] = publication.status.sequence
                         backend.round_trip.observe(self._rtt_ms[i] * (1 + self._jitter.expovariate(1 / JITTER)))
-                        backend.answered(publication.status, publication.at - delay)
+                        is_known = backend.published.digests == publication.status.digests
+                        status = publication.unchanged if is_known else publication.status
+                        backend.answered(status, publication.at - delay)
                     break

@@ -298,7 +298,7 @@ class Simulation:
             claimed: tuple[bytes, ...] = ()
             if site.fault == "claims prefixes":
                 claimed = tuple(each.held_digests() for each in self.sites if each is not site)
-            queue.append(Publication(self.now, site.status(self.now, site.sequence % every == 0, claimed)))
+            queue.append(Publication.of(self.now, site.status(self.now, site.sequence % every == 0, claimed)))
             del queue[: -(2 + round(KEPT_S / self.trouble.publish_s))]
         else:
             self.published[number].clear()

@@ -75,6 +75,7 @@ class SimSite:
         self._requests_per_s = self._tokens_per_s = 0.0
         self._inflow_at = 0.0
         self._digest = b""
+        self._digests = 0  # its edition
         self._awake_at = -1.0
         self._last_use = -1e9  # every site starts asleep
         self._cache: OrderedDict[bytes, int] = OrderedDict()  # least recently used first; tokens of the last segment
@@ -175,6 +176,7 @@ class SimSite:
         self._average_inflow(now)
         if with_prefixes or not self._digest:
             self._digest = self._published(claimed)
+            self._digests += 1
         asleep, waking = self._is_asleep(now), now < self._awake_at
         total = self.spec.kv_tokens // BLOCK
         says_idle = self.fault == "says idle"
@@ -210,6 +212,7 @@ class SimSite:
             self.spec.max_inflight,
             (model,),
             (ProcessStatus("site", self.life),),
+            digests=self._digests,
         )
 
     def told_queue_tokens(self) -> int:

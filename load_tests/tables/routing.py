@@ -1,5 +1,6 @@
 """The record of routing in simulated time: ours beside the best of the others, trace by trace and load by load."""
 
+import statistics
 from collections.abc import Iterable
 
 from load_tests.records import Record
@@ -52,6 +53,52 @@ def _rows(results: Record) -> Iterable[list[str]]:
         ]
 
 
+def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
+    """Return p95 and p99 of every policy, one line each, in every trace."""
+    cells = {(cell["policy"], cell["trace"]): cell for cell in results["cells"] if cell["load"] == load}
+    traces = list(dict.fromkeys(trace for _, trace in cells))
+    yield [f"p95 / p99, s, {load} load", *traces]
+    for policy in dict.fromkeys(policy for policy, _ in cells):
+        yield [policy, *(_tail(cells[policy, trace]) for trace in traces)]
+
+
+def worst_rows(results: Record) -> Iterable[list[str]]:
+    """Return how far each policy is from the best one of all but the oracle: in the median and the worst cell, and in how many it is within 5 %."""
+    cells: dict[tuple[str, str], dict[str, Record]] = {}
+    for cell in results["cells"]:
+        if cell["policy"] != ORACLE:
+            cells.setdefault((cell["trace"], cell["load"]), {})[cell["policy"]] = cell
+    yield [
+        "over the best policy of each trace and load",
+        "p95: median, worst",
+        "within 5 %",
+        "p99: median, worst",
+        "within 5 %",
+    ]
+    policies = list(dict.fromkeys(policy for by_policy in cells.values() for policy in by_policy))
+    over = {policy: [_over_best(cells, policy, name) for name in ("p95_ms", "p99_ms")] for policy in policies}
+    for policy in sorted(policies, key=lambda policy: max(over[policy][0])):
+        line = [policy]
+        for ratios in over[policy]:
+            line += [
+                f"{statistics.median(ratios):.2f}, {max(ratios):.2f}",
+                f"{sum(ratio <= 1.05 for ratio in ratios)} of {len(ratios)}",
+            ]
+        yield line
+
+
+def _over_best(cells: dict[tuple[str, str], dict[str, Record]], policy: str, name: str) -> list[float]:
+    return [
+        mid(by_policy[policy], name) / min(mid(cell, name) for cell in by_policy.values())
+        for by_policy in cells.values()
+        if policy in by_policy
+    ]
+
+
+def _tail(cell: Record) -> str:
+    return f"{mid(cell, 'p95_ms') / 1000:.2f} / {mid(cell, 'p99_ms') / 1000:.2f}"
+
+
 def trouble_rows(results: Record) -> Iterable[list[str]]:
     """Return, by trouble, each policy's p95 and that over its own without trouble."""
     policies = list(dict.fromkeys(cell["policy"] for cell in results["troubles"]))
@@ -78,6 +125,45 @@ def scale_rows(results: Record) -> Iterable[list[str]]:
                 f"statuses a second {name}, Mbit",
                 *(f"{8e-6 * size * int(number):,.1f}" for number in results["decisions"]),
             ]
+
+
+def table_rows(results: Record) -> Iterable[list[str]]:
+    """Return what a router's table of conversations takes, and what a site publishes of them."""
+    plan = results["statuses"].get("sessions")
+    yield ["", "planned"]
+    if plan is None:
+        return
+    yield [
+        "conversations of the network, sites and routers",
+        f"{plan['conversations']:,}, {plan['sites']:,}, {plan['routers']:,}",
+    ]
+    yield ["prefixes that a conversation leaves", f"{plan['prefixes']}"]
+    yield [
+        "bytes of memory: a prefix, a conversation",
+        f"{plan['prefix_bytes']:,.0f}, {plan['conversation_bytes']:,.0f}",
+    ]
+    yield ["a router's share of them, MiB", f"{plan['table_mib']:,.0f}"]
+    yield [
+        "entries that the share needs, `session_entries` as it is",
+        f"{plan['entries']:,}, {plan['default_entries']:,}",
+    ]
+    yield ["share of a site's prefixes that it publishes", f"{plan['published']:.1%}"]
+
+
+def pool_rows(results: Record) -> Iterable[list[str]]:
+    """Return what each arrangement of a site's devices brings: medians over seeds."""
+    pools = results.get("pools", [])
+    names = list(dict.fromkeys(cell["arrangement"] for cell in pools))
+    yield ["workload, load: p90 of TTFT / p90, p99 of ITL, ms", *names]
+    for workload, load in dict.fromkeys((cell["workload"], cell["load"]) for cell in pools):
+        line = [f"{workload}, {load:.0%}"]
+        for cell in pools:
+            if (cell["workload"], cell["load"]) == (workload, load):
+                line.append(
+                    f"{mid(cell, 'ttft_p90_ms'):,.0f} / {mid(cell, 'itl_p90_ms'):.0f}, {mid(cell, 'itl_p99_ms'):.0f}"
+                    + (f" ({mid(cell, 'handed_over'):.0%} handed over)" if 0 < mid(cell, "handed_over") < 1 else "")
+                )
+        yield line
 
 
 def _best(others: list[Record], name: str) -> str:

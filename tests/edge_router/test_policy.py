@@ -339,6 +339,17 @@ def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
     assert names(rank(replace(ASK, prompt_tokens=4000), quiet, busy)) == ["iad1", "ams1"]
 
 
+@pytest.mark.parametrize(("queued", "chosen"), [(8000, "iad1"), (0, "ams1")])
+def test_a_client_that_waits_longer_than_is_usual_owes_less_to_those_behind_it(queued: int, chosen: str) -> None:
+    """It would wait 2.5 s at the busy site and a second more at the quiet one; what is usual is what happens at a third."""
+    rate = {"prefill_tokens_per_s": 2000.0}
+    quiet = view("iad1", rtt_ms=1000.0, model={"queued_tokens": 1000, **rate})
+    some, many = ({"arriving_per_s": each, "arriving_tokens_per_s": 500.0, **rate} for each in (4.0, 40.0))
+    busy = view("ams1", rtt_ms=1.0, model={"queued_tokens": 1000, **some})
+    far = view("syd1", rtt_ms=9000.0, model={"queued_tokens": queued, **many})
+    assert names(rank(replace(ASK, prompt_tokens=4000), quiet, busy, far))[0] == chosen
+
+
 def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> None:
     first, second = rank(ASK, view("ams1", rtt_ms=1.0, model={"queued_tokens": 200}), view("iad1", rtt_ms=301.0))
     assert first.backend.name == "ams1"

@@ -12,11 +12,21 @@ import pytest
 from edge_router.policy import Policy
 from edge_router.policy.cost import Assumptions
 from load_tests.scenarios import routing
+from load_tests.scenarios.routing_scale import planned_sessions
 from load_tests.sim.outcome import Outcome
 from load_tests.sim.traces import Trace
 from load_tests.sim.trouble import NONE, TROUBLES, Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
-from load_tests.tables.routing import OURS, rows, scale_rows, trouble_rows
+from load_tests.tables.routing import (
+    OURS,
+    policy_rows,
+    pool_rows,
+    rows,
+    scale_rows,
+    table_rows,
+    trouble_rows,
+    worst_rows,
+)
 
 
 class FakeSimulation:
@@ -41,6 +51,7 @@ def simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSimulatio
     monkeypatch.setattr(routing, "simulate", fake)
     monkeypatch.setattr(routing, "decision_costs", lambda: {"330": {"rank_us": 250.0, "gorgo_rank_us": 1000.0}})
     monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000, "without_digest_bytes": 600})
+    monkeypatch.setattr(routing, "POOL_REQUESTS", 60)
     monkeypatch.setenv("OUT", str(tmp_path))
     return fake
 
@@ -67,11 +78,43 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     assert [line[0] for line in troubles[1:]] == list(TROUBLES)
     assert all(cell.endswith("(1.00)") for cell in troubles[1][1:])
     assert [line[1] for line in scale_rows(results)] == ["330 sites", "0.25", "1.00", "116.2", "1.6"]
+    by_policy = list(policy_rows(results, "heavy"))
+    assert by_policy[0] == ["p95 / p99, s, heavy load", "chat", "agent"]
+    assert [line[0] for line in by_policy[1:]] == [OURS, "GORGO", "Dynamo"]
+    pools = list(pool_rows(results))
+    assert len(pools) == 1 + 4 * 2
+    assert pools[0][1:] == ["no split", "split, by requests", "split, by tokens", "split where it pays"]
     gorgo, ours = results["parameters"]["GORGO"], results["parameters"][OURS]
     assert gorgo["chosen"] in gorgo["grid"]
     assert len(gorgo["grid"]) == 6
     assert ours["chosen"]["assumptions"]["toll_share"] == Assumptions().toll_share
     assert (tmp_path / "routing-heavy.svg").read_text().count("GORGO") == 2
+
+
+def test_a_policy_is_judged_by_how_far_it_is_from_the_best_in_the_median_and_the_worst_case() -> None:
+    def cell(policy: str, trace: str, p95_ms: float) -> dict[str, Any]:
+        figure = {"median": p95_ms}
+        return {"policy": policy, "trace": trace, "load": "heavy", "p95_ms": figure, "p99_ms": figure}
+
+    times = {"a": (100.0, 104.0, 100.0), "b": (300.0, 100.0, 101.0), "oracle": (1.0, 1.0, 1.0)}
+    cells = [cell(name, str(i), ms) for name, row in times.items() for i, ms in enumerate(row)]
+    header, *lines = worst_rows({"cells": cells})
+    assert len(header) == 5
+    assert lines == [
+        ["a", "1.00, 1.04", "3 of 3", "1.00, 1.04", "3 of 3"],
+        ["b", "1.01, 3.00", "2 of 3", "1.01, 3.00", "2 of 3"],
+    ]
+
+
+def test_ten_million_conversations_are_planned_by_what_an_entry_was_measured_to_take() -> None:
+    plan = planned_sessions(400.0)
+    assert plan["conversation_bytes"] == 2400
+    assert plan["entries"] == pytest.approx(10_000_000 * 6 / 330, abs=1)
+    assert plan["table_mib"] == pytest.approx(plan["entries"] * 400 / 2**20, abs=0.1)
+    assert plan["published"] == pytest.approx(8192 / (10_000_000 * 6 / 330), rel=0.01)
+    shown = dict(list(table_rows({"statuses": {"sessions": plan}}))[1:])
+    assert shown["bytes of memory: a prefix, a conversation"] == "400, 2,400"
+    assert list(table_rows({"statuses": {}})) == [["", "planned"]]
 
 
 def test_what_was_simulated_is_not_repeated(

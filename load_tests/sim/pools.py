@@ -1,0 +1,252 @@
+"""A site of several devices: all compute prompts and answers, or some compute prompts for the others and hand their KV blocks over.
+
+Followed step by step, each with at most CHUNK prompt tokens and a token of every running answer, at the costs of site.py. The rule by which a prompt
+is computed where it is answered after all is the runtime's (runtime/engines/dispatch.py), in closed form; so are its constants, and a test compares
+them. Left out: caches, preemption, failures, roles that shift.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from engine.protocol import LAST_CHUNK_TOKENS
+from load_tests.sim.load import Shape, site_capacity
+from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
+from wire.status import Place
+
+NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
+PREFILL_TOKENS_PER_S = 4500.0
+LINK_TOKENS_PER_S = 25_000.0  # 25 Gbit/s and 128 KiB a token: an 8B model in bfloat16
+WARM_SHARE = 0.2  # of the requests, not measured
+
+# The runtime's, which nothing here may import
+HAND_OVER_S = 0.02
+SHORT_TOKENS = 64
+NEIGHBOUR_SHARE = 0.02
+
+Measure = Literal["requests", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    name: str
+    num_for_prompts: int = 0  # devices that compute prompts alone; 0: no split
+    balanced_by: Measure = "tokens"
+    is_judged: bool = False  # each prompt goes where it is predicted to cost less
+
+
+ARRANGEMENTS = (
+    Arrangement("no split"),
+    Arrangement("split, by requests", NUM_FOR_PROMPTS, "requests"),
+    Arrangement("split, by tokens", NUM_FOR_PROMPTS),
+    Arrangement("split where it pays", NUM_FOR_PROMPTS, is_judged=True),
+)
+
+
+class Workload(NamedTuple):
+    """Prompts that share nothing, with log-normal lengths."""
+
+    name: str
+    prompt_tokens: float  # means
+    output_tokens: float
+    spread: float = 0.9
+
+    def lengths(self, rng: random.Random) -> tuple[int, int]:
+        return _length(rng, self.prompt_tokens, self.spread), _length(rng, self.output_tokens, 0.9)
+
+
+WORKLOADS = (
+    Workload("chat", 600, 220),
+    Workload("documents", 5000, 340, spread=1.5),
+    Workload("long answers", 250, 1000),
+    Workload("long prompts, short answers", 8000, 60),
+)
+
+
+@dataclass(slots=True, eq=False)
+class PooledSequence:
+    arrived_at: float
+    prompt_tokens: int
+    output_tokens: int
+    is_measured: bool
+    left_tokens: int  # of the prompt
+    answers: "Device"
+    first_token_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    number: int
+    prompts: deque[PooledSequence] = field(default_factory=deque)
+    prompt_tokens: int = 0  # that are left of them
+    coming: int = 0  # sequences that are handed over to it, their prompts under way elsewhere
+    joined: list[PooledSequence] = field(
+        default_factory=list
+    )  # handed over: their first token comes with the next step
+    running: list[tuple[int, int, PooledSequence]] = field(default_factory=list)  # by the step in which each ends
+    steps: int = 0
+    is_at_work: bool = False
+
+    @property
+    def num_open(self) -> int:
+        return len(self.prompts) + len(self.joined) + len(self.running) + self.coming
+
+
+class Found(NamedTuple):
+    """What an arrangement brought."""
+
+    ttft_p90_ms: float
+    itl_p90_ms: float
+    itl_p99_ms: float
+    handed_over: float  # share of the prompts
+
+
+class Pools:
+    def __init__(
+        self, arrangement: Arrangement, workload: Workload, link_tokens_per_s: float = LINK_TOKENS_PER_S
+    ) -> None:
+        self.arrangement = arrangement
+        self.link_tokens_per_s = link_tokens_per_s
+        self._mean_output = workload.output_tokens
+        devices = [Device(number) for number in range(NUM_DEVICES)]
+        self.computing = devices[: arrangement.num_for_prompts]  # for others
+        self.answering = devices[arrangement.num_for_prompts :]
+        self.ttft_s: list[float] = []
+        self.gaps: dict[float, int] = {}  # between tokens, and how many there were of each
+        self.handed_over = 0
+        self._heap: list[tuple[float, int, Device, PooledSequence | None]] = []  # ends of steps and of transfers
+        self._order = 0
+
+    def run(self, arrivals: Sequence[tuple[float, int, int]]) -> Found:
+        """`arrivals`: (second, prompt tokens, output tokens), by time."""
+        cold = WARM_SHARE * len(arrivals)
+        for number, (at, prompt, output) in enumerate(arrivals):
+            self._until(at)
+            self._place(at, prompt, output, number >= cold)
+        self._until(float("inf"))
+        ttft_ms = 1000 * float(np.percentile(self.ttft_s, 90))
+        return Found(ttft_ms, self._itl_ms(0.9), self._itl_ms(0.99), self.handed_over / len(arrivals))
+
+    def _itl_ms(self, share: float) -> float:
+        gaps = sorted(self.gaps.items())
+        counts = np.cumsum([count for _, count in gaps])
+        return 1000 * gaps[int(np.searchsorted(counts, share * counts[-1]))][0]
+
+    def _place(self, now: float, prompt: int, output: int, is_measured: bool) -> None:
+        answers = min(self.answering, key=self._work)
+        sequence = PooledSequence(now, prompt, output, is_measured, prompt, answers)
+        computes = answers
+        if self.computing:
+            other = min(self.computing, key=self._work)
+            if not self.arrangement.is_judged or hand_over_pays(prompt, answers, other, self.link_tokens_per_s):
+                computes = other
+                answers.coming += 1
+                self.handed_over += 1
+        computes.prompts.append(sequence)
+        computes.prompt_tokens += prompt
+        self._begin_step(computes, now)
+
+    def _work(self, device: Device) -> tuple[float, int]:
+        if self.arrangement.balanced_by == "requests":
+            return device.num_open, device.number
+        done = device.steps
+        left = sum(min(end - done, self._mean_output) for end, _, _ in device.running)
+        left += self._mean_output * (device.coming + len(device.joined))
+        answers_s = NEIGHBOUR_SHARE * left * STEP_S * (1 + STEP_GROWTH * len(device.running))
+        return device.prompt_tokens / PREFILL_TOKENS_PER_S + answers_s, device.number
+
+    def _until(self, until: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            now, _, device, handed_over = heappop(heap)
+            if handed_over is not None:
+                device.coming -= 1
+                device.joined.append(handed_over)
+            else:
+                device.is_at_work = False
+            self._begin_step(device, now)
+
+    def _begin_step(self, device: Device, now: float) -> None:
+        """What the step brings is noted at once, with the time at which it ends: nothing that comes in between has a part in it."""
+        if device.is_at_work or not (device.prompts or device.running or device.joined):
+            return
+        neighbours = len(device.running) + len(device.joined)
+        computed, ended = self._compute_prompts(device)
+        step_s = max(computed / PREFILL_TOKENS_PER_S, STEP_S if neighbours else 0.0) + STEP_S * STEP_GROWTH * neighbours
+        end = now + step_s
+        device.is_at_work, device.steps = True, device.steps + 1
+        self.gaps[step_s] = self.gaps.get(step_s, 0) + len(device.running)
+        while device.running and device.running[0][0] <= device.steps:
+            heappop(device.running)
+        for sequence in device.joined:
+            self._first_token(device, sequence, end)
+        device.joined.clear()
+        for sequence in ended:
+            if sequence.answers is device:
+                self._first_token(device, sequence, end)
+            else:
+                self._push(
+                    end + hand_over_s(sequence.prompt_tokens, self.link_tokens_per_s), sequence.answers, sequence
+                )
+        self._push(end, device, None)
+
+    def _compute_prompts(self, device: Device) -> tuple[int, list[PooledSequence]]:
+        """Return how many prompt tokens a step computes, and whose prompts end with it."""
+        left, ended = CHUNK, []
+        while left and device.prompts:
+            first = device.prompts[0]
+            tokens = min(left, first.left_tokens)
+            first.left_tokens -= tokens
+            left -= tokens
+            if first.left_tokens == 0:
+                ended.append(device.prompts.popleft())
+        device.prompt_tokens -= CHUNK - left
+        return CHUNK - left, ended
+
+    def _first_token(self, device: Device, sequence: PooledSequence, at: float) -> None:
+        if sequence.is_measured:
+            self.ttft_s.append(at - sequence.arrived_at)
+        if sequence.output_tokens > 1:
+            self._order += 1
+            heappush(device.running, (device.steps + sequence.output_tokens - 1, self._order, sequence))
+
+    def _push(self, at: float, device: Device, handed_over: PooledSequence | None) -> None:
+        self._order += 1
+        heappush(self._heap, (at, self._order, device, handed_over))
+
+
+def hand_over_pays(prompt: int, answers: Device, other: Device, link_tokens_per_s: float) -> bool:
+    """Tell whether a prompt costs less where another device computes it: its own time here, once more for each sequence that it holds up, against
+    its time there and what of the transfer that does not hide. With no queues and a fast link: prompt x open > PREFILL_TOKENS_PER_S x HAND_OVER_S."""
+    if prompt < SHORT_TOKENS:
+        return False
+    compute_s = prompt / PREFILL_TOKENS_PER_S
+    here_s = answers.prompt_tokens / PREFILL_TOKENS_PER_S + compute_s * (1 + answers.num_open)
+    there_s = other.prompt_tokens / PREFILL_TOKENS_PER_S + compute_s + hand_over_s(prompt, link_tokens_per_s)
+    return here_s > there_s
+
+
+def hand_over_s(prompt: int, link_tokens_per_s: float) -> float:
+    """Return what a hand-over adds behind the prompt's last chunk: blocks flow while it is computed."""
+    unhidden_s = prompt / link_tokens_per_s - prompt / PREFILL_TOKENS_PER_S
+    return HAND_OVER_S + max(min(prompt, LAST_CHUNK_TOKENS) / link_tokens_per_s, unhidden_s)
+
+
+def arrivals(workload: Workload, load: float, requests: int, seed: int) -> list[tuple[float, int, int]]:
+    """Draw a Poisson process of `load` times the rate that the devices could bear for ever, were none set apart."""
+    spec = SiteSpec("pools", Place("", 0.0, 0.0), PREFILL_TOKENS_PER_S, 10**9, 10**9, 0.0)
+    capacity = NUM_DEVICES * site_capacity(spec, Shape(1.0, workload.prompt_tokens, workload.output_tokens))
+    rng, now, made = random.Random(f"{seed} pools {workload.name}"), 0.0, []
+    for _ in range(requests):
+        now += rng.expovariate(load * capacity)
+        made.append((now, *workload.lengths(rng)))
+    return made
+
+
+def _length(rng: random.Random, mean: float, spread: float) -> int:
+    return max(8, int(rng.lognormvariate(-spread * spread / 2, spread) * mean))
