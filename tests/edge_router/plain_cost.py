@@ -17,8 +17,10 @@ def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict
     """By site: what sites are compared by."""
     plain, believed = plain_costs(request, backends), Assumptions()
     costs = {name: sum(terms.values()) for name, (_, terms) in plain.items()}
-    most = believed.toll_share * min(costs.values(), default=0.0)
-    return {name: costs[name] + (toll * most / (toll + most) if toll else 0.0) for name, (toll, _) in plain.items()}
+    least = min(costs.values(), default=0.0)
+    most, usual = believed.toll_share * least, _usual(request, eligible(request, backends))
+    owed = {name: toll * (usual / least if 0 < usual < least else 1.0) for name, (toll, _) in plain.items()}
+    return {name: costs[name] + (each * most / (each + most) if each else 0.0) for name, each in owed.items()}
 
 
 def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendView]) -> tuple[float, dict[str, float]]:
@@ -77,6 +79,18 @@ def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:
     known = [model for site in sites if (model := site.model(request.model or "")) is not None]
     able = sum(model.prefill_tokens_per_s for model in known)
     return sum(min(model.arriving_tokens_per_s, model.prefill_tokens_per_s) for model in known) / able if able else 0.0
+
+
+def _usual(request: RouteRequest, sites: Sequence[BackendView]) -> float:
+    """Milliseconds that those who come wait and are computed for, over how many they are."""
+    known = [model for site in sites if (model := site.model(request.model or "")) is not None]
+    known = [model for model in known if model.prefill_tokens_per_s > 0]
+    come = sum(model.arriving_per_s for model in known)
+    waited = sum(
+        1000 * (each.arriving_per_s * each.queued_tokens + each.arriving_tokens_per_s) / each.prefill_tokens_per_s
+        for each in known
+    )
+    return waited / come if come else 0.0
 
 
 def _occupancy(site: BackendView) -> float:

@@ -141,7 +141,7 @@ def test_prices_are_the_plain_formulas_to_the_last_bit(
     request: RouteRequest, sites: list[BackendView], data: st.DataObject
 ) -> None:
     rates = st.fixed_dictionaries({
-        "arriving_per_s": st.sampled_from([0.0, 0.7, 13.0]), "arriving_tokens_per_s": st.floats(0, 9000),
+        "arriving_per_s": st.sampled_from([0.0, 0.7, 13.0, 900.0]), "arriving_tokens_per_s": st.floats(0, 9000),
         "decode_tokens_per_s": st.sampled_from([0.0, 43.0]),
     })  # fmt: skip
     busy = []
@@ -158,8 +158,8 @@ def test_prices_are_the_plain_formulas_to_the_last_bit(
     scores: dict[str, float] = {}
 
     class Listening(CostPolicy):
-        def _scored(self, priced: list[Priced]) -> list[Scored]:
-            scored = super()._scored(priced)
+        def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
+            scored = super()._scored(priced, usual_ms)
             tolls.update({each.backend.name: each.toll_ms for each in priced})
             scores.update({each.backend.name: each.score_ms for each in scored})
             return scored
