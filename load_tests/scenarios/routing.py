@@ -54,24 +54,20 @@ def main() -> None:
     for trace in traces.values():
         for load in asked.loads:
             for policy in asked.policies:
-                cells.append([_run(known, asked, policy, trace, load, seed, NONE) for seed in asked.seeds])
-                print(row(cells[-1]), flush=True)
-                if asked.explain:
-                    print(_explained(cells[-1]), flush=True)
+                if runs := _runs(known, asked, policy, trace, load):
+                    cells.append(runs)
+                    print(row(runs), flush=True)
+                    if asked.explain:
+                        print(_explained(runs), flush=True)
     troubled = {
-        (policy, trouble.name): [
-            _run(known, asked, policy, TRACES[TROUBLED_TRACE], "heavy", seed, trouble) for seed in asked.seeds
-        ]
+        (policy, trouble.name): _runs(known, asked, policy, TRACES[TROUBLED_TRACE], "heavy", trouble)
         for trouble in (TROUBLES.values() if asked.troubles else ())
         for policy in TROUBLED
     }
+    troubled = {key: runs for key, runs in troubled.items() if runs}
     for (_, trouble_name), runs in troubled.items():
         print(f"{trouble_name}: {row(runs)}", flush=True)
-    quiet = [
-        _run(known, asked, policy, TRACES["chat"], "quiet", seed, NONE)
-        for policy in asked.quiet
-        for seed in asked.seeds
-    ]
+    quiet = [run for policy in asked.quiet for run in _runs(known, asked, policy, TRACES["chat"], "quiet")]
     results = _results(asked, traces, cells, troubled, quiet)
     print(f"{perf_counter() - began:.0f} s, {results['seconds_on_one_core']} s of simulation")
     if asked.seeds != TUNING_SEEDS:
@@ -96,13 +92,22 @@ def _tune(policies: Iterable[str]) -> None:
         print(f"{name}: best {min(tried)[1]}", flush=True)
 
 
+def _runs(
+    known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, trouble: Trouble = NONE
+) -> list[Outcome]:  # fmt: skip
+    runs = [_run(known, asked, policy, trace, load, seed, trouble) for seed in asked.seeds]
+    return [run for run in runs if run is not None]
+
+
 def _run(
     known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, seed: int, trouble: Trouble
-) -> Outcome:  # fmt: skip
+) -> Outcome | None:  # fmt: skip
     requests = asked.requests if load != "quiet" else asked.requests // 4
     key = f"{policy} {trace.name} {load} {seed} {requests} {trouble.name}"
     if key in known:
         return Outcome(**known[key])
+    if asked.known:
+        return None
     contender = CONTENDERS[policy]
     there = contender.trouble if trouble is NONE else trouble
     outcome = simulate(policy, contender.make, trace, load, requests, seed, trouble=there)
@@ -146,7 +151,7 @@ def _results(
         "seconds_on_one_core": round(sum(run.cpu_s for run in runs)),
         "cells": [_cell(each) for each in cells],
         "troubles": [{**_cell(each), "trouble": trouble} for (_, trouble), each in troubled.items()],
-        "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in asked.quiet],
+        "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in dict.fromkeys(run.policy for run in quiet)],
         "decisions": decision_costs(),
         "statuses": status_bytes(),
         "pools": _pools(asked.seeds) if asked.pools else [],
@@ -211,6 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep each run's figures there, and do not repeat them"
     )
+    parser.add_argument("--known", action="store_true", help="simulate nothing: a record of what --resume has")
     return parser.parse_args()
 
 

@@ -34,7 +34,11 @@ def _rows(results: Record) -> Iterable[list[str]]:
         cells.setdefault((cell["trace"], cell["load"]), {})[cell["policy"]] = cell
     for (trace, load), by_policy in cells.items():
         ours = by_policy[OURS]
-        others = [cell for name, cell in by_policy.items() if name not in (OURS, OURS_ALONE, ORACLE)]
+        others = [
+            cell
+            for name, cell in by_policy.items()
+            if name not in (OURS, OURS_ALONE, ORACLE) and _seeds(cell) == _seeds(ours)
+        ]
         found = f"{mid(ours, 'of_bound'):.1%}" if mid(ours, "hit_ratio") > 0.01 else ""
         yield [
             f"{trace}, {load}",
@@ -54,37 +58,37 @@ def _rows(results: Record) -> Iterable[list[str]]:
 
 
 def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
-    """Return p95 and p99 of every policy, one line each, in every trace."""
+    """Return p95 and p99 of every policy, one line each, in every trace; the number of seeds where it is not the record's."""
     cells = {(cell["policy"], cell["trace"]): cell for cell in results["cells"] if cell["load"] == load}
     traces = list(dict.fromkeys(trace for _, trace in cells))
     yield [f"p95 / p99, s, {load} load", *traces]
     for policy in dict.fromkeys(policy for policy, _ in cells):
-        yield [policy, *(_tail(cells[policy, trace]) for trace in traces)]
+        shown = [cells.get((policy, trace)) for trace in traces]
+        seeds = {_seeds(cell) for cell in shown if cell is not None} - {len(results["seeds"])}
+        name = f"{policy} ({', '.join(map(str, sorted(seeds)))} seed)" if seeds else policy
+        yield [name, *(_tail(cell) if cell is not None else "" for cell in shown)]
 
 
 def worst_rows(results: Record) -> Iterable[list[str]]:
-    """Return how far each policy is from the best one of all but the oracle: in the median and the worst cell, and in how many it is within 5 %."""
+    """Return how far each policy that had all seeds is from the best but the oracle: in the median and the worst cell, and in how many within 5 %."""
     cells: dict[tuple[str, str], dict[str, Record]] = {}
     for cell in results["cells"]:
-        if cell["policy"] != ORACLE:
+        if cell["policy"] != ORACLE and _seeds(cell) == len(results["seeds"]):
             cells.setdefault((cell["trace"], cell["load"]), {})[cell["policy"]] = cell
-    yield [
-        "over the best policy of each trace and load",
-        "p95: median, worst",
-        "within 5 %",
-        "p99: median, worst",
-        "within 5 %",
-    ]
+    tails = ("p95_ms", "p99_ms")
+    yield ["over the best", "p95: median, worst", "best, within 5 %", "p99: median, worst", "best, within 5 %"]
     policies = list(dict.fromkeys(policy for by_policy in cells.values() for policy in by_policy))
-    over = {policy: [_over_best(cells, policy, name) for name in ("p95_ms", "p99_ms")] for policy in policies}
+    over = {policy: [_over_best(cells, policy, name) for name in tails] for policy in policies}
     for policy in sorted(policies, key=lambda policy: max(over[policy][0])):
         line = [policy]
         for ratios in over[policy]:
-            line += [
-                f"{statistics.median(ratios):.2f}, {max(ratios):.2f}",
-                f"{sum(ratio <= 1.05 for ratio in ratios)} of {len(ratios)}",
-            ]
+            best, near = sum(ratio == 1 for ratio in ratios), sum(ratio <= 1.05 for ratio in ratios)
+            line += [f"{statistics.median(ratios):.2f}, {max(ratios):.2f}", f"{best}, {near} of {len(ratios)}"]
         yield line
+
+
+def _seeds(cell: Record) -> int:
+    return int(cell["p95_ms"]["n"])
 
 
 def _over_best(cells: dict[tuple[str, str], dict[str, Record]], policy: str, name: str) -> list[float]:

@@ -93,16 +93,16 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
 
 def test_a_policy_is_judged_by_how_far_it_is_from_the_best_in_the_median_and_the_worst_case() -> None:
     def cell(policy: str, trace: str, p95_ms: float) -> dict[str, Any]:
-        figure = {"median": p95_ms}
+        figure = {"median": p95_ms, "n": 2 if policy != "one run" else 1}
         return {"policy": policy, "trace": trace, "load": "heavy", "p95_ms": figure, "p99_ms": figure}
 
-    times = {"a": (100.0, 104.0, 100.0), "b": (300.0, 100.0, 101.0), "oracle": (1.0, 1.0, 1.0)}
+    times = {"a": (100.0, 104.0, 100.0), "b": (300.0, 100.0, 101.0), "oracle": (1.0,) * 3, "one run": (2.0,) * 3}
     cells = [cell(name, str(i), ms) for name, row in times.items() for i, ms in enumerate(row)]
-    header, *lines = worst_rows({"cells": cells})
+    header, *lines = worst_rows({"cells": cells, "seeds": [1, 2]})
     assert len(header) == 5
     assert lines == [
-        ["a", "1.00, 1.04", "3 of 3", "1.00, 1.04", "3 of 3"],
-        ["b", "1.01, 3.00", "2 of 3", "1.01, 3.00", "2 of 3"],
+        ["a", "1.00, 1.04", "2, 3 of 3", "1.00, 1.04", "2, 3 of 3"],
+        ["b", "1.01, 3.00", "1, 2 of 3", "1.01, 3.00", "1, 2 of 3"],
     ]
 
 
@@ -125,6 +125,23 @@ def test_what_was_simulated_is_not_repeated(
     simulated = len(simulation.runs)
     assert run(monkeypatch, tmp_path, *arguments) == first
     assert len(simulation.runs) == simulated
+
+
+def test_a_record_of_what_is_known_simulates_nothing_and_says_of_how_many_seeds_each_figure_is(
+    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = ("--traces", "chat", "--loads", "heavy", "--no-troubles", "--quiet", "--resume", str(tmp_path / "runs"))
+    run(monkeypatch, tmp_path, *kept, "--seeds", "91", "92")
+    simulated = len(simulation.runs)
+    assert simulated == 2 * 3
+    results = run(monkeypatch, tmp_path, *kept[2:], "--traces", "chat", "agent", "--known", "--seeds", "91", "92", "93")
+    assert len(simulation.runs) == simulated
+    assert [(cell["policy"], cell["trace"], cell["p95_ms"]["n"]) for cell in results["cells"]] == [
+        (policy, "chat", 2) for policy in (OURS, "GORGO", "Dynamo")
+    ]
+    assert [line[0] for line in policy_rows(results, "heavy")][1:] == [
+        f"{policy} (2 seed)" for policy in (OURS, "GORGO", "Dynamo")
+    ]
 
 
 def test_a_policy_whose_sites_publish_oftener_is_simulated_so_but_where_something_else_is_wrong(
