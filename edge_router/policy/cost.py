@@ -1,15 +1,17 @@
 """The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
 
     cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
-    score = cost + owed * most / (owed + most),  owed = toll * min(1, usual / least),  most = toll_share * least
+    score = cost + bounded(delay, delay_share * least / (1 + least / usual)) + bounded(repeat, repeat_share * least)
+    bounded(x, most) = x * most / (x + most)
 
 The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
-site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/lateness.py). The toll is what
-everybody else loses: those who come behind and wait for this prefill, and those who lose cache because tokens that another site holds are computed
-again. `least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is: a second of others
-counts as one of a client that is no worse off than they, and for less the longer that one waits anyhow, or the tail would pay for the middle. And the
-toll never counts for more than `most`: a long prompt owes minutes, and would else be sent to the slowest site for it. So for others' sake a client
-waits at most toll_share times longer than it must.
+site pays that has not published lately, `lateness` one whose answers come later than it led us to expect (edge_router/lateness.py). Everybody else
+loses twice. `delay`: those who come behind wait for this prefill. `repeat`: tokens that another site holds are computed again, which costs time and
+everybody cache. Either counts for less the larger it is, for a long prompt owes minutes, and would else be sent to the slowest site for it.
+
+`least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is. For the sake of those
+behind it a client waits at most delay_share times longer than it must, and at most delay_share times what is usual: one in the tail, which waits
+for long as it is, steps aside for no longer than anybody. To leave a cache where it is, it waits at most repeat_share times longer than it must.
 
 What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
 
@@ -54,7 +56,10 @@ class Assumptions:
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
     # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
     repeat_weight: float = 16.0
-    toll_share: float = 2.0  # of the least cost: the most that a client waits longer for others' sake
+    delay_share: float = (
+        1.0  # of the least cost, and of the usual one: the most that a client waits longer for those behind
+    )
+    repeat_share: float = 2.0  # of the least cost: the most that it waits longer to leave a cache where it is
     queue_slack_ms: float = (
         150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
     )
@@ -62,7 +67,8 @@ class Assumptions:
 
 class Priced(NamedTuple):
     cost_ms: float  # what the client waits
-    toll_ms: float  # what others lose by it
+    delay_ms: float  # what those lose who come behind
+    repeat_ms: float  # what is lost by computing again what another site holds
     backend: BackendView
     terms: dict[str, float]
 
@@ -108,13 +114,11 @@ class CostPolicy:
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
         """Best first. `usual_ms`: what requests wait, 0 where nobody has said."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
-        most_ms = self.assumptions.toll_share * least_ms
-        weight = usual_ms / least_ms if 0 < usual_ms < least_ms else 1.0
+        most_delay_ms = self.assumptions.delay_share * (least_ms / (1 + least_ms / usual_ms) if usual_ms else least_ms)
+        most_repeat_ms = self.assumptions.repeat_share * least_ms
         scored = [
-            Scored(
-                cost + weight * toll * most_ms / (weight * toll + most_ms) if toll > 0 else cost, cost, backend, terms
-            )
-            for cost, toll, backend, terms in priced
+            Scored(cost + _bounded(delay, most_delay_ms) + _bounded(repeat, most_repeat_ms), cost, backend, terms)
+            for cost, delay, repeat, backend, terms in priced
         ]
         scored.sort(key=_best_first)
         return scored
@@ -143,20 +147,20 @@ class CostPolicy:
         rate = model.prefill_tokens_per_s if model is not None else 0.0
         ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
         rtt_ms = _rtt_ms(request, backend)
-        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = toll_ms = 0.0
+        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = 0.0
         if request.model is not None and (model is not None or status is None):
             if model is not None and readable and model.kv_store_tokens_per_s > 1000 / ms_per_token:
                 read_ms = readable * 1000 / model.kv_store_tokens_per_s
                 cached += readable
             prefill_ms = (request.prompt_tokens - cached) * ms_per_token
-            toll_ms = repeat_weight * max(0, most_cached - cached) * ms_per_token
+            repeat_ms = repeat_weight * max(0, most_cached - cached) * ms_per_token
             if model is not None:
                 load = min(believed.most_load, model.arriving_tokens_per_s * ms_per_token / 1000)
                 wake_ms, served_ms = self._wake_ms(request, backend, model)
                 queue_ms = _queue_ms(request, backend, model, ms_per_token, served_ms * (1 - load))
                 step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else 0.0
                 if model.arriving_per_s:
-                    toll_ms += prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
+                    delay_ms = prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
             else:
                 queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
             if not backend.status_is_fresh or status is None:
@@ -176,7 +180,7 @@ class CostPolicy:
             "lateness": backend.lateness_ms,
         }
         cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + backend.lateness_ms
-        return Priced(cost_ms, toll_ms, backend, terms)
+        return Priced(cost_ms, delay_ms, repeat_ms, backend, terms)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
         """What is left of the model's wake when this request is decided, and for how long the site has served its queue since it published."""
@@ -276,6 +280,10 @@ def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int])
     """Return how many tokens of the prompt a site could read from its store. They are priced at what it was measured to read them; a site that has
     not read any is given none."""
     return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
+
+
+def _bounded(lost_ms: float, most_ms: float) -> float:
+    return lost_ms * most_ms / (lost_ms + most_ms) if lost_ms > 0 else 0.0
 
 
 def _best_first(scored: Scored) -> tuple[float, str]:

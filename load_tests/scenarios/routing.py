@@ -134,7 +134,7 @@ def _results(
         "seeds": list(asked.seeds),
         "tuning": {
             "seed": TUNING_SEEDS[0], "traces": list(TUNED_ON), "load": "heavy", "requests": TUNING_REQUESTS,
-            "ours": "by 40 variants of its toll and terms at two tuning seeds and 6,000 requests, then 12 of the toll's bound at eight and 4,000",
+            "ours": "by 40 variants of its terms at two tuning seeds and 6,000 requests, then 15 of its bounds at eight and 4,000",
             "others": "each by its grid alone",
         },
         "network": {"sites": NUM_SITES, "routers": NUM_ROUTERS, "crashes": CRASHES, "partitions": PARTITIONS},

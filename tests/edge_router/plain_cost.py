@@ -7,8 +7,10 @@ from edge_router.policy.cost import Assumptions
 from edge_router.rtt import seed_rtt_ms
 
 
-def plain_costs(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, tuple[float, dict[str, float]]]:
-    """By site: what others lose, and the terms of the cost."""
+def plain_costs(
+    request: RouteRequest, backends: Sequence[BackendView]
+) -> dict[str, tuple[float, float, dict[str, float]]]:
+    """By site: what others lose, by waiting and by cache, and the terms of the cost."""
     sites = eligible(request, backends)
     return {site.name: _price(request, site, sites) for site in sites}
 
@@ -16,14 +18,22 @@ def plain_costs(request: RouteRequest, backends: Sequence[BackendView]) -> dict[
 def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, float]:
     """By site: what sites are compared by."""
     plain, believed = plain_costs(request, backends), Assumptions()
-    costs = {name: sum(terms.values()) for name, (_, terms) in plain.items()}
-    least = min(costs.values(), default=0.0)
-    most, usual = believed.toll_share * least, _usual(request, eligible(request, backends))
-    owed = {name: toll * (usual / least if 0 < usual < least else 1.0) for name, (toll, _) in plain.items()}
-    return {name: costs[name] + (each * most / (each + most) if each else 0.0) for name, each in owed.items()}
+    costs = {name: sum(terms.values()) for name, (_, _, terms) in plain.items()}
+    least, usual = min(costs.values(), default=0.0), _usual(request, eligible(request, backends))
+    longest = believed.delay_share * (least / (1 + least / usual) if usual else least)
+
+    def bounded(lost: float, most: float) -> float:
+        return lost * most / (lost + most) if lost else 0.0
+
+    return {
+        name: costs[name] + bounded(delay, longest) + bounded(repeat, believed.repeat_share * least)
+        for name, (delay, repeat, _) in plain.items()
+    }
 
 
-def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendView]) -> tuple[float, dict[str, float]]:
+def _price(
+    request: RouteRequest, site: BackendView, others: Sequence[BackendView]
+) -> tuple[float, float, dict[str, float]]:
     believed, status = Assumptions(), site.status
     model = site.model(request.model) if request.model is not None else None
     rate = model.prefill_tokens_per_s if model is not None else 0.0
@@ -31,7 +41,7 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
     rtt = site.rtt_ms
     if request.client is not None:
         rtt = seed_rtt_ms(request.client, site.place) + max(0.0, site.rtt_ms - site.seed_rtt_ms)
-    prefill = reading = queue = wake = step = doubt = toll = 0.0
+    prefill = reading = queue = wake = step = doubt = delay = repeat = 0.0
     if request.model is not None and (model is not None or status is None):
         cached = site.cached_tokens(request)
         most = max(other.cached_tokens(request) for other in others)
@@ -46,7 +56,7 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
             read = max(stored, default=cached) - cached
             reading, cached = read * 1000 / model.kv_store_tokens_per_s, cached + read
         prefill = (request.prompt_tokens - cached) * ms
-        toll = weight * max(0, most - cached) * ms
+        repeat = weight * max(0, most - cached) * ms
         queue = max(site.pending_tokens, site.unanswered_tokens) * ms
         if model is not None:
             load = min(believed.most_load, model.arriving_tokens_per_s * ms / 1000)
@@ -65,14 +75,14 @@ def _price(request: RouteRequest, site: BackendView, others: Sequence[BackendVie
             work = model.queued_tokens * ms + sent
             queue = max(0.0, work - served * (1 - load), sent - since, site.unanswered_tokens * ms)
             step = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else 0.0
-            toll += prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
+            delay = prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
         if not site.status_is_fresh or status is None:
             doubt = believed.unsaid_ms + believed.unsaid_queue_tokens * ms
     elif not site.status_is_fresh:
         doubt = believed.unsaid_ms
     full = believed.full_ms if _occupancy(site) >= 1 else 0.0
     terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill + reading, wake=wake, decode_step=step, full=full)
-    return toll, {**terms, "doubt": doubt, "lateness": site.lateness_ms}
+    return delay, repeat, {**terms, "doubt": doubt, "lateness": site.lateness_ms}
 
 
 def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:

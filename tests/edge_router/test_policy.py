@@ -391,7 +391,7 @@ def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(promp
     fast = view("ams1", model=rates)
     slow = view("iad1", model={"prefill_tokens_per_s": 500.0})
     order = rank(replace(ASK, prompt_tokens=prompt_tokens), fast, slow)
-    assert order[0].cost_ms <= (1 + Assumptions().toll_share) * min(each.cost_ms for each in order)
+    assert order[0].cost_ms <= (1 + Assumptions().delay_share) * min(each.cost_ms for each in order)
 
 
 def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:

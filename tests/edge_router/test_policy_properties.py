@@ -154,21 +154,21 @@ def test_prices_are_the_plain_formulas_to_the_last_bit(
         busy.append(replace(site, status=status))
     where = data.draw(st.sampled_from([None, Place("client", 52.0, 4.0)]))
     asked = replace(request, model=data.draw(st.sampled_from([None, "ember", "other"])), client=where, now_s=7.25)
-    tolls: dict[str, float] = {}
+    lost: dict[str, tuple[float, float]] = {}
     scores: dict[str, float] = {}
 
     class Listening(CostPolicy):
         def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
             scored = super()._scored(priced, usual_ms)
-            tolls.update({each.backend.name: each.toll_ms for each in priced})
+            lost.update({each.backend.name: (each.delay_ms, each.repeat_ms) for each in priced})
             scores.update({each.backend.name: each.score_ms for each in scored})
             return scored
 
     found = {preference.backend.name: preference.terms for preference in Listening().rank(asked, busy)}
     plain = plain_costs(asked, busy)
-    assert found == {name: terms for name, (_, terms) in plain.items()}
+    assert found == {name: terms for name, (_, _, terms) in plain.items()}
     if len(found) > 1:
-        assert tolls == {name: toll for name, (toll, _) in plain.items()}
+        assert lost == {name: (delay, repeat) for name, (delay, repeat, _) in plain.items()}
         assert scores == plain_scores(asked, busy)
 
 

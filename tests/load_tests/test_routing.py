@@ -87,7 +87,7 @@ def test_a_record_has_every_cell_and_trouble_and_its_tables_and_plots(
     gorgo, ours = results["parameters"]["GORGO"], results["parameters"][OURS]
     assert gorgo["chosen"] in gorgo["grid"]
     assert len(gorgo["grid"]) == 6
-    assert ours["chosen"]["assumptions"]["toll_share"] == Assumptions().toll_share
+    assert ours["chosen"]["assumptions"]["delay_share"] == Assumptions().delay_share
     assert (tmp_path / "routing-heavy.svg").read_text().count("GORGO") == 2
 
 
