@@ -98,7 +98,7 @@ class Device:
 
 
 class Found(NamedTuple):
-    """What an arrangement brought."""
+    """Measures of one run."""
 
     ttft_p90_ms: float
     itl_p90_ms: float
