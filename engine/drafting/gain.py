@@ -13,7 +13,7 @@ _TRIAL = 8  # steps without drafts before others are compared with them
 _KEPT = 0.97  # of the sums at each further step
 _MOST_TIMES = 3.0  # a step's mean, that one counts for: the machine did something else meanwhile, or recorded the step
 _BASELINE = 64  # steps with drafts, behind which one goes without, to be compared with
-_SHARE = 0.005  # of the steps without drafts, whose time drafts may lose
+_SHARE = 0.003  # of the steps without drafts, whose time drafts may lose
 _MOST_STEPS = 8.0  # that they may lose at once
 
 

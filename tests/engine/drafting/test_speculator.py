@@ -194,7 +194,7 @@ def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> 
     made, many = speculator(drafter), [sequence(i) for i in range(64)]
     for _ in range(50):
         assert made.drafts(plan_of(*many, budget=500)) == {}
-    assert len(drafter.asked) == 64 * 10
+    assert len(drafter.asked) == 64 * 6
 
 
 def test_nothing_is_proposed_before_a_step_was_measured_nor_where_no_row_pays() -> None:
