@@ -14,12 +14,18 @@
 #define W_TILE 4
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
-#define FEW 3                                        // rows of x that are multiplied with a row of w while it comes from memory
 #define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
 #define PIECES_OF_THREAD 8                           // are many: what is left when the first thread has nothing to do is a sixteenth of its part
+// Rows of x that are multiplied with a row of w while it comes from memory. Of fp32 in wide vectors one alone: with more of them the loads of x take
+// longer than the products do, which several rows of w share in a tile (Zen 4, w in the second-level cache, three rows: 257 us, and 152 in tiles).
+#if LANES == 16 && LEVEL1_KIB < 48 && !defined(SCALAR_BF16)
+#define FEW 1
+#else
+#define FEW 3
+#endif
 
 // The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
 typedef struct {
@@ -32,6 +38,7 @@ INLINE void tile(const int x_rows, const int w_rows, const int fetched, const sc
     lanes sum[X_TILE * W_TILE];
     for (int i = 0; i < x_rows * w_rows; i++) sum[i] = all(0);
     long k = 0;
+#pragma GCC unroll 4
     for (; k + PIECE <= depth; k += PIECE) {
         piece columns[W_TILE];
 #pragma GCC unroll 4
@@ -208,7 +215,10 @@ static __attribute__((noinline)) void multiply_few(const operand *x, const weigh
         if (is_coded) stream_coded(count, x, &w->coded, first, rows, columns, sums); \
         else stream_rows(count, x, w->plain + first * columns, rows, columns, sums); \
         break;
-        CASE(1) CASE(2) CASE(3)
+        CASE(1)
+#if FEW > 1
+        CASE(2) CASE(3)
+#endif
 #undef CASE
     }
 }
