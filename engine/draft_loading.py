@@ -26,6 +26,7 @@ from engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
 from engine.models.eagle3 import Eagle3Head
 from engine.models.registry import Model, find_family
 from engine.phases import Phases
+from engine.planning.parallelism import Parallelism
 from engine.runner import ModelRunner
 from engine.weights.checkpoint import read_json
 from engine.weights.config import read_config
@@ -85,14 +86,18 @@ class PlannedDrafts(Protocol):
         """Load it. Raises CheckpointError."""
 
 
-def plan_drafts(words: DraftWords, config: Any, num_stages: int) -> PlannedDrafts | None:
-    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `num_stages`: that compute
-    its layers one behind another. Raises CheckpointError."""
+def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
+    """Read the configuration of the drafter that `words` ask for; None where it has no weights. `config`: the model's; `degrees`: by which
+    ranks share it. Raises CheckpointError."""
     if words.model is None:
         return None
-    if num_stages > 1:
+    if degrees.pp > 1:
         raise CheckpointError(
-            f"speculate: {words.model} drafts are not computed by a model in {num_stages} stages; say suffix,grammar, or pp 1"
+            f"speculate: {words.model} drafts are not computed by a model in {degrees.pp} stages; say suffix,grammar, or pp 1"
+        )
+    if degrees.copies > 1:
+        raise CheckpointError(
+            f"speculate: {words.model} drafts are not computed by ranks with sequences of their own; say suffix,grammar, or dp 1"
         )
     if not isinstance(config, DecoderConfig):
         raise CheckpointError(f"speculate: {words.model} drafts for models that generate, and this one does not")

@@ -108,7 +108,7 @@ def opened_source(
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = DraftWords.read(spec.speculate)
-    drafts = None if recipe is not None else plan_drafts(words, config, 1 if links is None else links.num_stages)
+    drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
     if isinstance(drafts, PlannedMtp):
         config = drafts.config  # which has its layer loaded
     phases.end("config")

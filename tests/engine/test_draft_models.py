@@ -17,6 +17,7 @@ from engine.embedded.ember.chat import HERE, Chat
 from engine.embedded.ember.network import load, rotate
 from engine.engine import Engine
 from engine.errors import CheckpointError
+from engine.planning.parallelism import Parallelism
 from engine.runner import ModelRunner
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, submit
@@ -268,7 +269,12 @@ def test_stages_refuse_a_drafter_with_weights() -> None:
     with pytest.raises(
         CheckpointError, match="draft drafts are not computed by a model in 2 stages; say suffix,grammar"
     ):
-        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, num_stages=2)
+        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, Parallelism(pp=2))
+
+
+def test_ranks_with_sequences_of_their_own_refuse_a_drafter_with_weights() -> None:
+    with pytest.raises(CheckpointError, match="mtp drafts are not computed by ranks with sequences of their own"):
+        plan_drafts(DraftWords.read("mtp"), None, Parallelism(ep=2))
 
 
 def test_damaged_weights_of_a_drafter_change_no_token(tmp_path: Path) -> None:
