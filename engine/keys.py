@@ -21,7 +21,7 @@ class KeysError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Those of one side. Written in Z85, as ZeroMQ does."""
+    """The keys of one side. Written in Z85, as ZeroMQ does."""
 
     secret: bytes = field(repr=False)
     public: bytes

@@ -36,7 +36,7 @@ class StepShares:
 
     @property
     def order(self) -> list[int]:
-        """Where each wanted row is, in the step's order, if the ranks' lie one behind another."""
+        """The place of each wanted row, in the step's order, if the ranks' lie one behind another."""
         return sorted(range(len(self._places)), key=self._places.__getitem__)
 
     def wanted_of(self, rank: int) -> list[int]:

@@ -59,7 +59,7 @@ class Communicator:
 
     @property
     def copies(self) -> int:
-        """How many parts of the group have whole matrices, and sequences of their own."""
+        """The parts of the group that have whole matrices, and sequences of their own: so many."""
         return self.size // self.shard.size
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
