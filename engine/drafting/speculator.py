@@ -31,7 +31,8 @@ MOST_DRAFTS = 15  # of a sequence in one step
 MOST_LOOKED_FOR = 256  # of a batch, in equal parts
 _MOST_ROUNDS = 4  # of drafters that go on behind each other
 _LOOKING_SHARE = 0.005  # of a step, that looking for drafts may take where none are found
-_LARGE_BATCH = 8  # sequences: for each so many more, a batch that none of them had drafts in is left alone for another step
+# Sequences: for each so many more, a batch that none of them had drafts in is left alone for another step.
+_LARGE_BATCH = 8
 _GRACE_S = 0.25  # beyond what a drafter may take for a sequence: a long prompt is read once
 
 

@@ -73,8 +73,8 @@ class RoutedCounts(NamedTuple):
 
 
 class ExchangedBytes(NamedTuple):
-    """The messages that a rank takes part in for one step of a stage: sums of hidden states and joined logits, where matrices are shared; rows that go from every
-    rank to every other, where each has sequences of its own."""
+    """The messages that a rank takes part in for one step of a stage: sums of hidden states and joined logits, where matrices are shared; rows that
+    go from every rank to every other, where each has sequences of its own."""
 
     sums: int
     summed_bytes: int
