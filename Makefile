@@ -20,7 +20,7 @@ help:
 	@echo "make bench      measure start-up and first-token times, with a record in load_tests/results/"
 	@echo "make bench-engine   this engine beside transformers, vLLM and llama.cpp on this CPU (make peers sets them up, in .peers/)"
 	@echo "make bench-cold cold starts by five clocks, with a picture, beside the peers' starts"
-	@echo "make bench-lossless  bf16 weights in 12 bits beside plain ones, step by step in turns: speed and sizes; on disk"
+	@echo "make bench-lossless  bf16 weights in 12 bits beside plain ones, step by step in turns: speed and sizes; on disk; starts"
 	@echo "make bench-kv-types  a KV cache in FP8 beside one in bf16: tokens that fit, errors, the evaluation, decode steps in turns"
 	@echo "make bench-quantized  weights in eight and four bits beside bf16 and llama.cpp's, step by step in turns (make peers)"
 	@echo "make gguf-check  files that llama.cpp's own converter and quantizer write of the embedded model, answered by this engine"
@@ -105,6 +105,7 @@ bench-kv-types: $(DEV)
 bench-lossless: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.lossless --sizes engine/embedded/ember
 	@$(BIN)/python -m load_tests.scenarios.lossless_disk
+	@$(BIN)/python -m load_tests.scenarios.lossless_starts
 
 bench-quantized: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.quantized --peers $(PEERS)

@@ -206,7 +206,7 @@ def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype
         weight.require(ArgumentCheck(operation), "weight", "rows columns", dtype)
 
 
-@operation(_check_unpacked, native=native.unpack)
+@operation(_check_unpacked, triton="lossless", native=native.unpack)
 def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> Tensor:
     """-> the plain weight [..., rows, columns]. `codes`: the weight's, whose device decides about the form."""
     every_row = torch.arange(codes.shape[0], device=codes.device)
@@ -223,14 +223,14 @@ def _check_rows(
         weight.require(check, "weight", "rows columns", dtype)
 
 
-@operation(_check_rows, native=native.rows)
+@operation(_check_rows, triton="lossless", native=native.rows)
 def lossless_rows(numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """numbers [n] -> [n, columns], times `scale`."""
     found = _decode(weight, numbers).to(dtype)
     return found if scale == 1.0 else found * scale
 
 
-@operation(check_product, native=native.linear)
+@operation(check_product, triton="lossless", native=native.linear)
 def lossless_linear(x: Tensor, weight: LosslessWeight, bias: Tensor | None = None) -> Tensor:
     """x [tokens, columns] -> [tokens, rows]."""
     return F.linear(x, weight.unpack(x.dtype), bias)
@@ -248,7 +248,7 @@ def _check_gated(operation: str, x: Tensor, weight: LosslessWeight, bias: Tensor
     check_product(operation, x, weight, bias)
 
 
-@operation(_check_gated, native=_gated_native)
+@operation(_check_gated, triton="lossless", native=_gated_native)
 def lossless_gated_linear(
     x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
 ) -> Tensor:
@@ -256,7 +256,7 @@ def lossless_gated_linear(
     return activation(F.linear(x, weight.unpack(x.dtype), bias))
 
 
-@operation(check_product, native=partial(native.linear, wide_output=True))
+@operation(check_product, triton="lossless", native=partial(native.linear, wide_output=True))
 def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
     """hidden [rows, columns], weight [vocab, columns] -> fp32 [rows, vocab], rounded to the storage type before."""
     return F.linear(hidden, weight.unpack(hidden.dtype)).float()

@@ -51,6 +51,7 @@ REGIONS: dict[str, Region] = {
     "step-cost": Region(engine.step_cost),
     "lossless": Region(lossless.in_memory),
     "lossless-disk": Region(lossless.on_disk),
+    "lossless-starts": Region(lossless.starts),
     "routing": Region(routing.rows, is_simulated=True),
     "routing-worst": Region(routing.worst_rows, "routing", is_simulated=True),
     "routing-heavy": Region(partial(routing.policy_rows, load="heavy"), "routing", is_simulated=True),

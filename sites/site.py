@@ -357,7 +357,7 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     lossless: Annotated[
         Literal["auto", "off", "always"],
         Meta(
-            description="weights in bfloat16 on a CPU kept in 12 bits, with the same answers: auto: where that is measured to be faster"
+            description="weights in bfloat16 kept in 12 bits, with the same answers: auto: on a CPU, where measured to be faster; always: on GPUs too"
         ),
     ] = "auto"
     kv_dtype: Annotated[

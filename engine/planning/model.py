@@ -15,7 +15,7 @@ from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
 from engine.peft import projection_key
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
-from engine.planning.quantization import Quantization, read_quantization
+from engine.planning.quantization import Quantization, lossless_bytes, read_quantization
 from engine.protocol import KvDtype
 from engine.weights.bundle import WeightBundleError, read_bundle
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
@@ -41,6 +41,7 @@ class PlannedModel(NamedTuple):
     dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
     is_encoder: bool = False
     kv_dtype: KvDtype = "auto"
+    is_lossless: bool = False  # plain bf16 matrices are kept in 12 bits, on a CPU
 
     @property
     def item_bytes(self) -> int:
@@ -105,6 +106,15 @@ class PlannedModel(NamedTuple):
             format.require_whole_groups(shape, columns)
             if format.stays_packed(on_cpu) and not shape.is_unpacked:
                 return count * format.num_bytes(rows, columns)
+        if (
+            self.is_lossless
+            and on_cpu
+            and format is None
+            and columns
+            and self.dtype == "bfloat16"
+            and not shape.is_wide
+        ):
+            return count * lossless_bytes(rows, columns)
         return count * rows * max(1, columns) * (4 if shape.is_wide else self.item_bytes)
 
 

@@ -13,6 +13,9 @@ from engine.weights.config import quantization, quantization_method
 
 _BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
+_LOSSLESS_GROUP = 128  # columns of plain bf16 in 12 bits come in groups or halves of them (kernels/lossless.py)
+_LOSSLESS_ROW_BYTES = 2.5  # a row's share of its palette and of the numbers that count escapes
+_LOSSLESS_WORTH = 0.9  # of the plain matrix: where it would take more it stays plain
 
 
 class Quantization(NamedTuple):
@@ -53,6 +56,16 @@ class Quantization(NamedTuple):
         codes = -(-columns // _BLOCK) * _BLOCK if self.bits == 4 else columns
         scales = -(-rows // self.rows) * groups * self.scale_bytes
         return rows * codes * self.bits // 8 + scales + rows * groups * self.zero_bytes
+
+
+def lossless_bytes(rows: int, columns: int) -> int:
+    """Count the bytes of a plain bf16 matrix that is kept in 12 bits, where that is worth it."""
+    groups, rest = divmod(columns, _LOSSLESS_GROUP)
+    codes = groups * _LOSSLESS_GROUP * 3 // 2 + (192 if rest > _LOSSLESS_GROUP // 2 else 128 if rest else 0)
+    taken = int(
+        rows * (codes + _LOSSLESS_ROW_BYTES)
+    )  # escapes are 31 in a million of Ember's weights, of four bytes each
+    return taken if taken <= _LOSSLESS_WORTH * 2 * rows * columns else 2 * rows * columns
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:

@@ -19,7 +19,7 @@ from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached
 from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.loader import WeightLoader
-from engine.weights.lossless import Matrix, plain_bytes
+from engine.weights.lossless import CodedTensors, Matrix, plain_bytes
 from engine.weights.relocation import Coding, PendingRelocation
 from engine.weights.shard import WHOLE, Shard
 from engine.weights.source import WeightSource
@@ -37,6 +37,7 @@ from engine.weights.storage import (
 )
 from kernels import lossless_speed
 from kernels.cpu import pages
+from kernels.dispatch import takes_triton
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +91,17 @@ class WeightLoad(Generic[ModelT]):
         self._matrices: Mapping[str, Matrix] = {}
         # Of a plain bundle the file's own pages are used.
         is_mapped = source.packed is not None and not source.packed.bundle.coded
-        can_be_coded = device.type == "cpu" and dtype == torch.bfloat16 and source.format is None and not is_mapped
+        # On a GPU they come from a bundle in host memory, and only where they are asked for: products of many rows are not measured there.
+        has_products = device.type == "cpu" or (
+            lossless == "always" and source.shared_path is not None and takes_triton()
+        )
+        can_be_coded = has_products and dtype == torch.bfloat16 and source.format is None and not is_mapped
         self._lossless: Lossless = lossless if can_be_coded else "off"
         if lossless == "always" and not can_be_coded:
-            log.info("lossless = always leaves %s as it is: it is for plain bf16 weights on a CPU", source.directory)
+            log.info(
+                "lossless = always leaves %s as it is: it is for plain bf16 weights, on a GPU from memory that outlives its host",
+                source.directory,
+            )
         self._lay_out_model = lay_out_model
         self._dtype = dtype
         self._device = device
@@ -136,9 +144,17 @@ class WeightLoad(Generic[ModelT]):
                 source.refuse_shared(str(error))
         if source.packed is None and (in_place := self._load_in_place(path)) is not None:
             return in_place
-        if source.packed is not None and source.packed.bundle.coded and self._codes() is not False:
+        if (
+            source.packed is not None
+            and self._device.type == "cpu"
+            and source.packed.bundle.coded
+            and self._codes() is not False
+        ):
             return self._load_chunks(source.packed, path)
-        self._write_shared(path, source.identity(self._dtype))
+        if self._codes():
+            self._write_coded(path)
+        else:
+            self._write_shared(path, source.identity(self._dtype))
         return replace(self._load_bundle(source.reopen_shared()), is_mapped=False)
 
     def _write_shared(self, path: Path, identity: BundleIdentity) -> None:
@@ -155,6 +171,32 @@ class WeightLoad(Generic[ModelT]):
                 self._lay_out(storage, META)
                 source.checkpoint.refuse_unrequested()
             fill(storage.jobs, on_progress=self._report, write=new.write)
+            source.check_unchanged()
+        self._phases.end("weights")
+
+    def _write_coded(self, path: Path) -> None:
+        """Code matrices on their way into the bundle: of what is too small to be served from its own pages, and for a GPU."""
+        source = self._source
+        _, allocate = self._private(self._wanted)
+        storage: BundleStorage | CheckpointStorage
+        if source.packed is not None:
+            storage = BundleStorage(source.packed.bundle, allocate, source.packed.path)
+        else:
+            storage = CheckpointStorage(source.checkpoint, allocate)
+        self._lay_out(storage, torch.device("cpu"))
+        if source.packed is None:
+            source.checkpoint.refuse_unrequested()
+        fill(storage.jobs, storage.tasks, self._report)
+        # a GPU's products of experts read no codes
+        matrices = {
+            name: matrix for name, matrix in self._matrices.items() if self._device.type == "cpu" or matrix.experts == 1
+        }
+        coded = CodedTensors(storage.tensors, matrices)
+        list(coded.survey())
+        bundle = lay_out(source.identity(self._dtype, is_coded=True), source.facts, coded.specs)
+        with new_bundle(path, bundle) as new:
+            for _ in coded.write(bundle, new.write):
+                pass
             source.check_unchanged()
         self._phases.end("weights")
 

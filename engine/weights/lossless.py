@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.weights.bundle import TensorSpec, WeightBundleError
-from engine.weights.filling import NAMES
+from engine.weights.bundle import Bundle, TensorSpec, WeightBundleError
+from engine.weights.filling import NAMES, Write, as_bytes
 from kernels.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
 
 CODED = ", matrices in 12 bits"  # behind the type in a bundle's identity
@@ -54,6 +54,16 @@ class CodedTensors:
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
         """Yield a tensor of the bundle in parts that follow one another."""
         return self._pieces[name]()
+
+    def write(self, bundle: Bundle, write: Write) -> Iterator[int]:
+        """Write all tensors to where the bundle has them; yield the end of each piece that has been."""
+        for placed in bundle.tensors:
+            at = placed.start
+            for piece in self.pieces(placed.spec.name):
+                content = as_bytes(piece)
+                write(at, content)
+                at += len(content)
+                yield at
 
     def _add(self, name: str, tensor: torch.Tensor, pieces: Pieces) -> None:
         self.specs.append(TensorSpec(name, NAMES[tensor.dtype], tuple(tensor.shape)))

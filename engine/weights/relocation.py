@@ -159,7 +159,7 @@ class Relocation(Generic[ModelT]):
         return memory
 
     def _copy(self, pending: PendingRelocation[ModelT], bundle: Bundle, tensors: CodedTensors, write: Write) -> None:
-        for _ in self._slowly(_written(bundle, tensors, write)):
+        for _ in self._slowly(tensors.write(bundle, write)):
             pass
         pending.check_unchanged()
 
@@ -187,17 +187,6 @@ class Relocation(Generic[ModelT]):
             if left <= 0:
                 return
             time.sleep(min(left, _LOOK_S))
-
-
-def _written(bundle: Bundle, tensors: CodedTensors, write: Write) -> Iterator[int]:
-    """Write all tensors; yield the end of each piece that has been."""
-    for placed in bundle.tensors:
-        at = placed.start
-        for piece in tensors.pieces(placed.spec.name):
-            content = as_bytes(piece)
-            write(at, content)
-            at += len(content)
-            yield at
 
 
 class _NotNeeded(Exception):

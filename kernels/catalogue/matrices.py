@@ -6,10 +6,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels import fp8, int4, linear, mxfp4
+from kernels import fp8, int4, linear, lossless, mxfp4
 from kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from kernels.fp8 import Fp8Weight
 from kernels.int4 import Int4Weight
+from kernels.lossless import LosslessWeight, num_palettes, pack_lossless, row_bytes
 from kernels.mxfp4 import Mxfp4Weight
 from kernels.plain import PlainWeight
 from kernels.weight import Weight
@@ -42,10 +43,27 @@ def random_fp8(shape: tuple[int, ...], row_group: int, column_group: int, *, mea
     return Fp8Weight(values, scales, row_group, column_group, torch.full((1,), 0.01) if measured else None)
 
 
+def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
+    """`escapes` of each whole palette's rows, evenly apart, which are larger or smaller than what the palette has."""
+    palettes = num_palettes(rows)
+    signs_and_exponents = torch.arange(16) % 8 + 0x37 + torch.arange(16) // 8 * 0x80
+    place = torch.arange(escapes) * (8 * columns // escapes)
+    one = place // columns << 29 | place % columns << 8 | torch.where(place % 2 == 0, 0x40, 0x20)
+    return LosslessWeight(
+        torch.randint(0, 256, (rows, row_bytes(columns)), dtype=torch.uint8),
+        signs_and_exponents.to(torch.uint8).expand(palettes, -1).contiguous(),
+        (torch.arange(palettes + 1) * escapes).to(torch.int32),
+        one.to(torch.int32).repeat(palettes),
+        columns,
+    )
+
+
 def plain_weight(weight: Weight) -> Tensor:
     """Value by value, as the formats' words say."""
     if isinstance(weight, PlainWeight):
         return weight.values
+    if isinstance(weight, LosslessWeight):
+        return _of_bytes(weight)
     if isinstance(weight, Fp8Weight):
         rows, columns = (torch.arange(n, device=weight.values.device) for n in weight.values.shape[-2:])
         return weight.values * weight.scales[..., rows[:, None] // weight.row_group, columns // weight.column_group]
@@ -60,6 +78,19 @@ def plain_weight(weight: Weight) -> Tensor:
     if weight.permutation is None:
         return values
     return torch.empty_like(values).index_copy_(-1, weight.permutation, values)
+
+
+def _of_bytes(weight: LosslessWeight) -> Tensor:
+    rows, columns = weight.shape
+    row, column = (torch.arange(n, device=weight.codes.device) for n in (rows, columns))
+    byte = column // 128 * 192 + column % 32 // 8 * 16 + column % 64 // 32 * 8 + column % 8
+    places = weight.codes[:, byte].int() >> column % 128 // 64 * 4 & 15
+    high = weight.palettes[row[:, None] // 8, places].int()
+    group = torch.repeat_interleave(torch.arange(num_palettes(rows), device=byte.device), weight.starts.diff())
+    escapes = weight.escapes[: len(group)]
+    high[group * 8 + (escapes >> 29 & 7), escapes >> 8 & 0x1FFFFF] = escapes & 255
+    bits = high << 8 | weight.codes[:, byte + 64 + column % 128 // 64 * 64].int()
+    return (bits << 16).view(torch.float32).double()
 
 
 def _product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -131,6 +162,25 @@ def _fp8(
     return Case(name + (" biased" if biased else "") + (" measured" if measured else ""), make, target)
 
 
+def _lossless(tokens: int, rows: int, columns: int, *, outliers: int = 0, biased: bool = False) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        plain = torch.randn(rows, columns) / 8
+        plain.view(-1)[torch.randperm(plain.numel())[:outliers]] *= 2.0**-12
+        weight = pack_lossless(plain.to(torch.bfloat16))
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": weight} | _bias(biased, rows, dtype)
+
+    return Case(f"{tokens} x {rows} x {columns}" + (" biased" if biased else ""), make)
+
+
+def _large_lossless(tokens: int, rows: int, columns: int) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        weight = random_lossless(rows, columns, escapes=8 * columns // 1000)
+        return {"x": torch.randn(tokens, columns).to(dtype), "weight": weight}
+
+    target = Target(1.2 if tokens == 1 else 1.0, "rival") if tokens <= 16 else None
+    return Case(f"{tokens} x {rows} x {columns}", make, target)
+
+
 def _quantise(tokens: int, columns: int, group: int, scale: float | None = None) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
         given = None if scale is None else torch.full((1,), scale)
@@ -156,7 +206,7 @@ def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device)
     return torch.randn(rows, columns, dtype=dtype, device=device)
 
 
-def _mm_of_unpacked(x: Tensor, weight: Int4Weight | Mxfp4Weight, bias: Tensor | None = None) -> Tensor:
+def _mm_of_unpacked(x: Tensor, weight: Int4Weight | Mxfp4Weight | LosslessWeight, bias: Tensor | None = None) -> Tensor:
     """What the product would take with a weight that is not packed; another weight, so another result."""
     return torch.mm(x, _unpacked(weight.codes.shape[0], weight.columns, x.dtype, x.device).T)
 
@@ -171,6 +221,7 @@ def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tens
 
 
 _MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # Llama 3 8B's: outputs and inputs
+_MODELS_32B = ((55296, 5120), (5120, 27648))  # Qwen 2.5 32B's largest
 _FASTER = Target(2.5, "rival")  # than torch.mm with a weight of 16 bits
 
 # Of the storage type: the unpacked weight's rounding and the result's; of fp32 as many as a sum of a thousand terms, one after the other, has.
@@ -204,6 +255,28 @@ MXFP4_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
+# bf16 to the bit in 12 bits: the result's rounding, and sums of a thousand terms in fp32, one after the other.
+LOSSLESS_LINEAR = Operation(
+    name="lossless_linear",
+    function=lossless.lossless_linear,
+    reference=_product,
+    roundings=1,
+    arithmetic=8,
+    dtypes=(torch.float32, torch.bfloat16),
+    cases=(
+        _lossless(1, 48, 128),
+        _lossless(1, 33, 431, outliers=200, biased=True),
+        _lossless(2, 41, 1100, outliers=100),
+        _lossless(3, 20, 2048, outliers=300, biased=True),
+        _lossless(9, 42, 320, biased=True),
+        _lossless(16, 7, 1030, outliers=500),
+        _lossless(40, 70, 192, outliers=50, biased=True),
+        _lossless(0, 8, 64),
+    ),
+    bench=tuple(_large_lossless(m, n, k) for n, k in (*_MODELS, *_MODELS_32B) for m in (1, 2, 4, 8, 16, 512)),
+    cost=_cost,
+    rivals={"torch.mm in 16 bits": _mm_of_unpacked},
+)
 # Both sides round activations to e4m3 in the same places, unless a value lies within fp32's rounding of the middle between two. Tensor cores add up
 # FP8 products with 14 bits, which fp32 would show; 16-bit types have their result's rounding and little else.
 FP8_LINEAR = Operation(
@@ -291,4 +364,13 @@ MANY_ROWS = Operation(
     cost=_cost,
     rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
 )
-OPERATIONS = (FEW_ROWS, MANY_ROWS, INT4_LINEAR, MXFP4_LINEAR, FP8_LINEAR, FP8_BLOCK_LINEAR, QUANTISE_FP8)
+OPERATIONS = (
+    FEW_ROWS,
+    MANY_ROWS,
+    LOSSLESS_LINEAR,
+    INT4_LINEAR,
+    MXFP4_LINEAR,
+    FP8_LINEAR,
+    FP8_BLOCK_LINEAR,
+    QUANTISE_FP8,
+)

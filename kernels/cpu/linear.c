@@ -15,6 +15,8 @@
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
+#define FEW_CODED (PIECE == 32 ? 6 : FEW)            // and with one that is decoded on its way, into registers,
+#define X_BYTES (16 << 10)                           // if so much of x, which is read for each row of w, stays in the first-level cache
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
@@ -111,12 +113,12 @@ typedef struct {
 INLINE void add_block(const int x_rows, const operand *x, const scalar *w, long k, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, DEPTH, &stride);
-    lanes sum[FEW];
+    lanes sum[FEW_CODED];
     for (int m = 0; m < x_rows; m++) sum[m] = all(0);
 #pragma GCC unroll 16
     for (long i = 0; i < DEPTH; i += PIECE) {
         const piece column = load_piece(w + i);
-#pragma GCC unroll 3
+#pragma GCC unroll 6
         for (int m = 0; m < x_rows; m++) sum[m] = multiply_add(sum[m], column, load_piece(block + m * stride + i));
     }
     for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
@@ -155,7 +157,7 @@ INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, lon
 INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, depth, &stride);
-    lanes sum[FEW];
+    lanes sum[FEW_CODED];
     for (int m = 0; m < x_rows; m++) sum[m] = all(0);
     long i = 0;
 #define COLUMNS(halves) \
@@ -163,7 +165,7 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
         piece columns[4]; \
         decode_group(halves, codes, high, columns); \
         _Pragma("GCC unroll 4") for (int j = 0; j < 2 * (halves); j++) \
-            _Pragma("GCC unroll 3") for (int m = 0; m < x_rows; m++) \
+            _Pragma("GCC unroll 6") for (int m = 0; m < x_rows; m++) \
                 sum[m] = multiply_add(sum[m], columns[j], load_piece(block + m * stride + i + 32 * j)); \
     } while (0)
 #pragma GCC unroll 4
@@ -183,7 +185,7 @@ INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, lon
     scalar decoded[DEPTH];
     escapes left = escapes_at(w, first, 0);
     for (long n = 0; n < rows; n++) {
-        float total[FEW] = {0};
+        float total[FEW_CODED] = {0};
 #if PIECE == 32
         const uint8_t *codes = codes_at(w, first + n, 0);
         const palette high = load_palette(palette_of(w, first + n));
@@ -208,13 +210,24 @@ INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, lon
 
 static __attribute__((noinline)) void multiply_few(const operand *x, const weight *w, long first, long rows, float *sums) {
     const long columns = w->columns;
-    const int is_coded = w->coded.codes != NULL;
+    if (w->coded.codes) {
+        switch (x->rows) {
+#define CASE(count) \
+    case count: stream_coded(count, x, &w->coded, first, rows, columns, sums); break;
+            CASE(1)
+#if FEW > 1
+            CASE(2) CASE(3)
+#endif
+#if PIECE == 32
+            CASE(4) CASE(5) CASE(6)
+#endif
+#undef CASE
+        }
+        return;
+    }
     switch (x->rows) {
 #define CASE(count) \
-    case count: \
-        if (is_coded) stream_coded(count, x, &w->coded, first, rows, columns, sums); \
-        else stream_rows(count, x, w->plain + first * columns, rows, columns, sums); \
-        break;
+    case count: stream_rows(count, x, w->plain + first * columns, rows, columns, sums); break;
         CASE(1)
 #if FEW > 1
         CASE(2) CASE(3)
@@ -310,7 +323,7 @@ static void multiply_units(const void *given, long piece) {
 // As multiply_units, for few rows of x.
 static void stream_units(const void *given, long piece) {
     const arguments *a = given;
-    float sums[FEW * W_UNIT + LANES];
+    float sums[FEW_CODED * W_UNIT + LANES];
     const long end = a->outputs_per_unit * a->units_per_piece * (piece + 1);
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     for (long begin = a->outputs_per_unit * a->units_per_piece * piece; begin < end && begin < a->outputs; begin += a->outputs_per_unit) {
@@ -353,7 +366,8 @@ static void multiply_by(const scalar *x, weight w, const scalar *bias, void *y, 
     const long pieces = (units + per_piece - 1) / per_piece;
     const char *gates = (const char *)kept_at(&w, 0, 0), *ups = activation ? gates + outputs * row_bytes : NULL;
     const reading reads = {.begin = gates, .second = ups, .bytes_of_piece = per_piece * per_unit * row_bytes};
-    share_reading(rows <= FEW ? stream_units : multiply_units, &a, sizeof a, reads, pieces, threads);
+    const int streams = rows <= FEW || (w.coded.codes && rows <= FEW_CODED && rows * columns * (long)sizeof *x <= X_BYTES);
+    share_reading(streams ? stream_units : multiply_units, &a, sizeof a, reads, pieces, threads);
 }
 
 // activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.

@@ -1,4 +1,4 @@
-"""The records of bf16 weights that take fewer bytes: in memory as 12 bits, on disk in coded chunks."""
+"""The records of bf16 weights that take fewer bytes: in memory as 12 bits, on disk in coded chunks, and what both do to a start."""
 
 from collections.abc import Iterable
 
@@ -30,3 +30,18 @@ def on_disk(results: Record) -> Iterable[list[str]]:
         yield [f"{words}: on the wire, MiB", *(f"{one['wire_bytes'][name] / 2**20:,.1f}" for one in found)]
     for name, words in (("read", "plain ones read"), ("decoded", "chunks decoded"), ("zstd_19", "zstd -19 decoded")):
         yield [f"{words}, GB/s of bf16", *(f"{one['gb_per_s'][name]['median']:.2f}" for one in found)]
+
+
+def starts(results: Record) -> Iterable[list[str]]:
+    """Show one line per clock."""
+    yield [f"{results['shape']}, {results['threads']} threads", "plain", "lossless", "ratio"]
+    plain, lossless = (results["modes"][mode] for mode in ("plain", "lossless"))
+    for key, words, unit in (
+        ("wire_bytes", "fetched over the wire, MiB", 2**20),
+        ("fetch_s", "`pilotlight pull` over loopback, s", 1),
+        ("first_load_s", "first load, s", 1),
+        ("wake_s", "wake, s", 1),
+        ("weights_bytes", "weights in memory, MiB", 2**20),
+    ):
+        one, other = (found[key]["median"] / unit for found in (plain, lossless))
+        yield [words, f"{one:,.2f}", f"{other:,.2f}", f"{other / one:.3f}"]

@@ -155,7 +155,9 @@ def serve(
     ] = None,
     lossless: Annotated[
         str,
-        typer.Option(help="bf16 weights in 12 bits on a CPU, with the same answers: auto (where faster), off, always."),
+        typer.Option(
+            help="bf16 weights in 12 bits, with the same answers: auto (on a CPU, where faster), off, always."
+        ),
     ] = "auto",
     kv_dtype: Annotated[
         str, typer.Option(help="The KV cache's numbers: auto (as the model computes), or fp8 (half of bf16's bytes).")
@@ -258,13 +260,14 @@ def plan(
         float | None, typer.Option(help="Gbit/s to another site: says when its prefill is worth borrowing.")
     ] = None,
     rtt: Annotated[float, typer.Option(min=0.0, help="Of that link, in ms.")] = 20.0,
+    lossless: Annotated[bool, typer.Option("--lossless", help="With bf16 matrices in 12 bits, on a CPU.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what fits of a model on which devices, and how fast that would be."""
     from runtime.cli.plan import Question
     from runtime.cli.plan import plan as run
 
-    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, link, rtt), as_json)
+    run(Question(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, link, rtt, lossless), as_json)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

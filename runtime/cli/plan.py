@@ -10,7 +10,7 @@ from rich.table import Table
 from engine.errors import CheckpointError
 from engine.planning.devices import GIB, GPUS, Device, DeviceSet, cpu, parse_devices
 from engine.planning.link import Link, plan_link
-from engine.planning.model import read_model
+from engine.planning.model import PlannedModel, read_model
 from engine.planning.parallelism import Parallelism
 from engine.planning.planner import ModelPlan, Workload, described, make_plan
 from engine.protocol import KvDtype
@@ -37,6 +37,7 @@ class Question(NamedTuple):
     kv_dtype: str = "auto"
     link_gbits: float | None = None  # a second, to another site
     rtt_ms: float = 0.0
+    is_lossless: bool = False
 
     @property
     def wanted(self) -> Parallelism | None:
@@ -54,6 +55,8 @@ def plan(question: Question, as_json: bool = False) -> None:
         if question.kv_dtype not in get_args(KvDtype):
             raise CliError(f"--kv-dtype {question.kv_dtype} is none of {', '.join(get_args(KvDtype))}.")
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
+        if question.is_lossless:
+            model = _in_12_bits(model, devices)
         if question.link_gbits is not None and question.link_gbits <= 0:
             raise CliError(
                 f"--link {question.link_gbits:g} moves nothing; say the gigabits a second of the way to the other site."
@@ -72,6 +75,17 @@ def plan(question: Question, as_json: bool = False) -> None:
         _show(found, told)
         if link is not None:
             Console().print(f"Over that link {link.reason}.", highlight=False, soft_wrap=True)
+
+
+def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
+    """Return the model with its matrices in 12 bits. Raises CliError where a site would leave them as they are."""
+    if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
+        format = model.quantization.method if model.quantization else model.dtype
+        raise CliError(
+            f"--lossless is for plain bfloat16 weights on a CPU, and this plan is of {format} on {devices}; leave it out, or say --dtype bfloat16 "
+            "--devices cpu."
+        )
+    return model._replace(is_lossless=True)
 
 
 def this_machine() -> DeviceSet:

@@ -116,6 +116,20 @@ def test_a_woken_model_takes_less_memory_and_says_how_much_it_saves(
     assert kept_at.stat().st_size < 0.8 * plain_bytes
 
 
+def test_a_model_that_is_too_small_for_its_checkpoints_pages_is_coded_at_its_first_load(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
+    write_llama(tmp_path, dtype=torch.bfloat16)
+    expected = answers(load(tmp_path, None, memory, "off"), close=True)
+    first = load(tmp_path, kept_at, memory, "always")
+    assert coded_tensors(kept_at)
+    assert_same(answers(first, close=True), expected)
+    again = load(tmp_path, kept_at, memory, "always")
+    assert again.engine.info.mapped
+    assert_same(answers(again, close=True), expected)
+
+
 def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16)
     for mode, is_coded in (("always", True), ("off", False), ("always", True)):

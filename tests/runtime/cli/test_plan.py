@@ -51,6 +51,19 @@ def test_the_embedded_model_is_planned_for_this_machine(
     assert "record" in found["splits"][0]["speed"]["efficiency"]
 
 
+def test_weights_in_12_bits_take_a_quarter_less_and_are_read_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = told(capsys, model="embedded:ember", devices="cpu", dtype="bfloat16")["splits"][0]
+    coded = told(capsys, model="embedded:ember", devices="cpu", dtype="bfloat16", is_lossless=True)["splits"][0]
+    assert 0.74 < coded["total_weights_bytes"] / plain["total_weights_bytes"] < 0.78
+    assert coded["speed"]["token_s"] < plain["speed"]["token_s"]
+
+
+def test_weights_in_12_bits_are_planned_where_a_site_would_have_them() -> None:
+    for devices, dtype in (("1xh100", "bfloat16"), ("cpu", "float32")):
+        with pytest.raises(CliError, match="--lossless is for plain bfloat16 weights on a CPU"):
+            plan(Question("embedded:ember", devices, dtype=dtype, is_lossless=True))
+
+
 def test_a_link_is_told_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
     def over(gbits: float) -> dict[str, Any]:
         found: dict[str, Any] = told(capsys, model="embedded:ember", devices="1xh100", link_gbits=gbits, rtt_ms=20.0)[
