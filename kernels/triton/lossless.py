@@ -3,7 +3,7 @@
 Four words of 32 bits have eight columns: eight places, and twice four low bytes. What a palette of 16 bytes has at four places at a time, and which
 bytes belong together, are permutations of bytes, one instruction each on a GPU: 2.1 integer instructions a weight as bf16, 3.1 as fp32. A GPU that
 reads 4.8 TB/s has time for 4.6. Escapes are decoded as the first of their palette, which is a number, and what they differ by is added to the sums.
-More rows of x than 64 are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
+More rows of x are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from kernels.lossless import LosslessWeight
     from kernels.weight import GatedActivation
 
-MOST_TOKENS = 64  # rows of x that meet a weight in registers; without tensor cores one
+MOST_TOKENS = {torch.bfloat16: 64}  # rows of x that meet a weight in registers; without tensor cores one
+_MOST_WIDE_TOKENS = 16  # of other types: registers would not do for more
 _SCRATCH_BYTES = 32 << 20  # of decoded rows, which the L2 still has when cuBLAS reads them
 _LEAST_GROUPS = 8  # of columns, in a split
 _ESCAPES = 32  # looked at together
@@ -274,7 +275,7 @@ def _put_escapes(
 def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute as kernels/lossless.py."""
     tokens = x.shape[0]
-    if tokens > MOST_TOKENS:
+    if tokens > MOST_TOKENS.get(x.dtype, _MOST_WIDE_TOKENS):
         return _through_memory(x, weight, bias)
     chosen = tuning.best_lossless_tile(tokens, weight.codes.shape[0], weight.columns, x.device) if x.is_cuda else None
     return product(x, weight, bias) if chosen is None else product(x, weight, bias, tile_of(chosen), chosen.splits)
@@ -311,7 +312,7 @@ def lossless_rows(
 def product(
     x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, tile: Tile | None = None, splits: int = 0
 ) -> torch.Tensor:
-    """[tokens, rows] of at most MOST_TOKENS; with a tile and splits given, by these: `tune` tries some."""
+    """[tokens, rows] of few tokens; with a tile and splits given, by these: `tune` tries some."""
     tokens, columns = x.shape
     rows, row_bytes = weight.codes.shape
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
