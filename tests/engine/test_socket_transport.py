@@ -46,6 +46,7 @@ class FakeLoader:
 
     def __init__(self) -> None:
         self.ready: HostReady | None = HostReady(VERSION)
+        self.why_ending: str | None = None
         self.engine, _ = fake_engine(num_blocks=50_000)
         step, pause = self.engine.step, threading.Event()
 

@@ -51,6 +51,7 @@ tight = st.builds(
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
     tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # of transfers that take up to four looks, some are late
+    copies=st.sampled_from([1, 1, 2, 3]),
 )
 
 

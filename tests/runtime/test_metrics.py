@@ -1,15 +1,19 @@
 """What a site counts: names, types and labels are a promise to whoever has charted them."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.protocol import DraftCounts, ModelLoad, StepOutput, TokenOutput
 from runtime import metrics
+from runtime.engines.dispatch import Placement
 from runtime.engines.fleet import HostLoad
 from runtime.engines.wake_history import Wake
 from runtime.metrics import Metrics
 from wire.chat import Usage
-from wire.status import ModelStatus
+from wire.status import LenderStatus, ModelStatus
 
 OBSERVED = {  # and, of each, when it began: NAME_created
     "vllm:time_to_first_token_seconds": ("histogram", {"model_name"}),
@@ -28,10 +32,16 @@ OBSERVED = {  # and, of each, when it began: NAME_created
     "pilotlight_wake_phase_ms": ("histogram", {"clock", "phase"}),
     "pilotlight_evictions": ("counter", {"model_name", "to"}),
     "pilotlight_prompts_placed": ("counter", {"model_name", "where"}),
+    "pilotlight_prompts_lent": ("counter", {"model_name", "outcome"}),
     "pilotlight_scalings": ("counter", {"direction", "model_name"}),
 }
 READ = {
     "pilotlight_site_info": ("gauge", {"site"}),
+    "pilotlight_lender_usable": ("gauge", {"lender"}),
+    "pilotlight_lender_rtt_ms": ("gauge", {"lender"}),
+    "pilotlight_lender_mbit_per_s": ("gauge", {"lender"}),
+    "pilotlight_lender_borrowed": ("counter", {"lender"}),
+    "pilotlight_lender_declined": ("counter", {"lender"}),
     "vllm:num_requests_running": ("gauge", {"engine", "model_name"}),
     "vllm:num_requests_waiting": ("gauge", {"engine", "model_name"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"engine", "model_name"}),
@@ -65,12 +75,18 @@ class Answer:
     usage = Usage.of(5, 3, 2)
 
 
+def placement(model: str) -> Placement:
+    """A prompt that is computed by the host that answers."""
+    return cast(Placement, SimpleNamespace(prefill=None, replica=SimpleNamespace(model=model)))
+
+
 def observed(model: str = "tiny") -> Metrics:
     metrics = Metrics("ams1")
     metrics.watch(
         lambda: [HostLoad(0, model, ModelLoad(running=2, prefix_hits=7, drafts=DraftCounts(2, 5, 3, (2, 1, 0), 1)))],
         {"inflight_requests": lambda: 3},
         lambda: [ModelStatus(model, "device", copies=1)],
+        lambda: [LenderStatus("iad1", rtt_ms=12.5, mbit_per_s=100.0, borrowed=2)],
     )
     metrics.response("models", 200)
     with metrics.requests.measure(model) as measure:
@@ -83,7 +99,8 @@ def observed(model: str = "tiny") -> Metrics:
     engines.cut(model, "continued")
     engines.evicted(model, "host")
     engines.scaled(model, "up")
-    engines.placed(model, is_handed_over=True)
+    engines.placed(placement(model))
+    engines.lent(model, "computed")
     return metrics
 
 
@@ -100,7 +117,7 @@ def test_gpus_are_told_of_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -
     states: list[dict[str, float]] = [{"power_watts": 612.5, "slowed_by_power_cap": 1.0}, {"power_watts": 90.0}]
     monkeypatch.setattr(metrics, "read_states", lambda: states)
     watched = Metrics("ams1")
-    watched.watch(lambda: [], {}, lambda: [])
+    watched.watch(lambda: [], {}, lambda: [], None)
     text = watched.text().decode()
     assert 'pilotlight_gpu_power_watts{gpu="0"} 612.5' in text
     assert 'pilotlight_gpu_power_watts{gpu="1"} 90.0' in text

@@ -24,6 +24,7 @@ from load_tests.sim.pools import (
 )
 from load_tests.sim.site import STEP_GROWTH, STEP_S
 from runtime.engines import dispatch
+from runtime.engines.assignments import Assignments
 
 NO_SPLIT, BY_REQUESTS, BY_TOKENS, WHERE_IT_PAYS = ARRANGEMENTS
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
@@ -99,4 +100,4 @@ def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens
         )
     states = cast("Any", [SimpleNamespace(name="m", replicas=replicas)])
     submit = Submit("s", "m", (1,) * prompt, SamplingParams(1))
-    return dispatch.Dispatch(states, 2).place(submit, replicas).prefill is not None
+    return dispatch.Dispatch(Assignments(states, has_choice=True)).place(submit, replicas).prefill is not None
