@@ -39,6 +39,7 @@ DATABASE_AWAY_S = 1.0  # at most
 MAX_TOKENS = 32
 FUNCTION = "asks"
 NUM_FUNCTION_CLIENTS = 2
+ASKED_WITHIN_S = 4.0  # each site, for the first time: a new one keeps what functions use from then on
 COLLECTED_S = 30.0  # what sites kept is in the ledger by then
 SOURCE = """
 import json
@@ -130,6 +131,7 @@ class FunctionClients:
         self.is_stopping = False
 
     async def run(self) -> None:
+        await asyncio.sleep(ASKED_WITHIN_S)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
             await asyncio.gather(*(self._ask(session, number) for number in range(self._count)))
 
