@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -90,5 +91,5 @@ def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
 def _copy(weight: LosslessWeight, device: torch.device) -> LosslessWeight:
     """Another one of the same bytes, on the device."""
     parts = {field.name: getattr(weight, field.name) for field in fields(weight)}
-    moved = {name: part.to(device, copy=True) for name, part in parts.items() if isinstance(part, torch.Tensor)}
+    moved: dict[str, Any] = {name: part.to(device, copy=True) for name, part in parts.items() if torch.is_tensor(part)}
     return replace(weight, **moved)
