@@ -83,7 +83,9 @@ class LosslessWeight(Weight):
             dtype in _COMPUTED
             and codes.dtype == palettes.dtype == torch.uint8
             and starts.dtype == escapes.dtype == torch.int32
+            and codes.device == palettes.device == starts.device == escapes.device
             and codes.ndim == 2
+            and escapes.ndim == 1
             and codes.shape[1] == row_bytes(self.columns)
             and palettes.shape == (num_palettes(rows), PALETTE)
             and starts.shape == (palettes.shape[0] + 1,)
@@ -94,15 +96,17 @@ class LosslessWeight(Weight):
         )
 
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
-        rows = self.codes.shape[0]
+        rows, words = self.codes.shape[0], shape.split()
         check.require(
             "x", dtype in _COMPUTED, f"has dtype {str(dtype).removeprefix('torch.')}, wanted bfloat16 or float32"
         )
-        check.agree(f"{name}.columns", shape.split()[-1], self.columns)
+        check.agree(f"{name}.columns", words[-1], self.columns)
         check.derive(f"{name}.bytes", row_bytes(self.columns), f"{name}.columns")
         check.derive(f"{name}.palettes", num_palettes(rows), f"{name}.codes")
         check.derive(f"{name}.bounds", num_palettes(rows) + 1, f"{name}.codes")
-        check.tensor(f"{name}.codes", self.codes, f"_ {name}.bytes", (torch.uint8,), dense=2)
+        check.tensor(
+            f"{name}.codes", self.codes, f"{words[0] if len(words) == 2 else '_'} {name}.bytes", (torch.uint8,), dense=2
+        )
         check.tensor(f"{name}.palettes", self.palettes, f"{name}.palettes {PALETTE}", (torch.uint8,), dense=2)
         check.tensor(f"{name}.starts", self.starts, f"{name}.bounds", (torch.int32,), dense=1)
         check.tensor(f"{name}.escapes", self.escapes, "_", (torch.int32,), dense=1)

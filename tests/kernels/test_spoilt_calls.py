@@ -26,7 +26,16 @@ def storage_type(operation: Operation) -> torch.dtype:
 
 
 # What no one can tell from a call that was meant so.
-UNKNOWABLE = {("sample", "logits", "longer in 1")}  # a larger vocabulary, of which top-k leaves out the last entry
+UNKNOWABLE = {
+    ("sample", "logits", "longer in 1"),  # a larger vocabulary, of which top-k leaves out the last entry
+    # How many escapes there are stands in another tensor's last number.
+    *[
+        (name, "weight.escapes", "shorter in 0")
+        for name in (
+            "lossless_linear", "lossless_gated_linear", "lossless_logits", "lossless_rows", "unpack_lossless",
+        )
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
