@@ -86,7 +86,7 @@ def run(shape: Shape, plan: list[Arrival], seed: int, capacity: int, has_disk: b
             if heard[name].error != "on purpose":
                 check(heard[name], arrival, engine.info.context_length)
     assert engine.scheduler.pool.num_held == 0
-    assert engine.scheduler.pool.num_available == shape.num_blocks * len(shape.windows)
+    assert engine.scheduler.pool.num_available == shape.copies * shape.num_blocks * len(shape.windows)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
     assert not tiers[0].pins
     assert not tiers[0].open
