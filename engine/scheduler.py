@@ -81,7 +81,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, awaited: Awaited | None = None) -> None:
         """Queue a new sequence. `leader`: one of the same prompt, which has not ended. `awaited`: what it needs before it can be admitted."""
-        sequence.arrival, sequence.added_at = next(self._arrivals), time.monotonic()
+        sequence.arrival, sequence.added_at = next(self._arrivals), self._clock()
         if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
             leader = None
         self.waiting.add(sequence, leader, awaited)
@@ -303,7 +303,7 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = num_tokens
-            sequence.queue_us = int(1e6 * (time.monotonic() - sequence.added_at))
+            sequence.queue_us = int(1e6 * (self._clock() - sequence.added_at))
             self.counts.prefix_queries += sequence.num_prompt_tokens
             self.counts.prefix_hits += num_tokens
         insort(self.running, sequence, key=lambda s: s.arrival)

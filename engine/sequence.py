@@ -66,7 +66,7 @@ class Sequence:
     fetched_bytes_per_s: float = 0.0  # at which they came
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    added_at: float = 0.0  # on the monotonic clock
+    added_at: float = 0.0  # by the scheduler's clock
     queue_us: int = 0  # from then until it was first admitted
     device_us: float = 0.0  # its shares of steps, of which no output has told yet
 

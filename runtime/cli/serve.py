@@ -204,6 +204,9 @@ def serve(
     if served.ray == "start":
         with ray_head() as address:
             print(f"Other machines lend it their devices: ray start --address={address}")
+            print(
+                "Ray knows no keys: whoever reaches that address can run code here, so keep it within a network of its own."
+            )
             return serve(served._replace(ray=address), clients)
     known = clients.known()
     if not (known.keys or clients.open_to_all or is_loopback(served.host)):

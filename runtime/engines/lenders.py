@@ -50,7 +50,7 @@ RTT_WEIGHT = 0.2  # of the newest look in the moving average
 REST_S, LONGEST_REST_S = 10.0, 600.0  # after a prompt of which nothing came; twice as long after each further one
 MOST_ANSWER_BYTES = 1 << 20
 
-Failure = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
+UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
 
 
 class LenderOffer(NamedTuple):
@@ -126,7 +126,7 @@ class Lender:
                 async with asyncio.timeout(ACCEPT_WITHIN_S):
                     answer = await self._ask("POST", PROMPT_PATH, msgspec.json.encode(prompt))
                     accepted = decode_line(await answer.line(), PromptAccepted)
-            except (*Failure, EngineError) as error:
+            except (*UNREACHABLE, EngineError) as error:
                 self.num_declined += 1
                 self._lendable = Lendable({}, f"it declined: {error}" if str(error) else "it did not answer in time")
                 raise EngineError("overloaded", f"{self.name} computes no prompt: {error}") from None
@@ -155,7 +155,7 @@ class Lender:
                     await self._look()
                 if time.monotonic() - self.link.measured_at > PROBE_EVERY_S:
                     await self._probe()
-            except (*Failure, EngineError) as error:
+            except (*UNREACHABLE, EngineError) as error:
                 self._lendable = Lendable({}, str(error) or f"it did not answer within {ANSWER_WITHIN_S:g} s")
             except Exception:  # whatever it is, the site goes on with its own hosts
                 log.exception("looking at what %s lends", self.name)
@@ -210,7 +210,7 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> "_LenderAnswer":
-        """Return an answer that has begun. Raises EngineError where it is a refusal, and what `Failure` names."""
+        """Return an answer that has begun. Raises EngineError where it is a refusal, and what UNREACHABLE names."""
         kept = self._pool.idle(self._origin)
         if kept is not None:
             try:
@@ -271,7 +271,7 @@ async def _outputs(answer: _LenderAnswer) -> AsyncIterator[TokenOutput]:
     try:
         computed = decode_line(await answer.line(), PromptComputed)
         await answer.rest(MOST_ANSWER_BYTES)
-    except Failure as error:
+    except UNREACHABLE as error:
         raise EngineError("engine_error", str(error)) from None
     yield TokenOutput("", num_cached_tokens=computed.num_cached_tokens, device_us=computed.device_us)
 
