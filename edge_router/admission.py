@@ -155,8 +155,10 @@ class TenantLimits:
         accounts: tuple[CustomerConfig, ...],
         secret: str,
         clock: Callable[[], float],
+        shared: SharedQuotas | None = None,
     ) -> None:
-        self.shared: SharedQuotas | None = None  # with the network's other routers
+        """`shared`: with the network's other routers."""
+        self.shared = shared
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}

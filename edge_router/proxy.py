@@ -60,7 +60,9 @@ class Proxy:
         clock: Callable[[], float],
         *,
         body_timeout_s: float,
+        tracing: Tracing | None,
     ) -> None:
+        """`tracing`: where there is a collector."""
         self.config = config
         self.admission = admission
         self.parser = parser
@@ -69,7 +71,7 @@ class Proxy:
         self.accounting = accounting
         self.metrics = metrics
         self.upstream: Upstream | None = None  # open while the application runs
-        self.tracing: Tracing | None = None  # where there is a collector
+        self.tracing = tracing
         self._clock = clock
         self._body_timeout_s = body_timeout_s
         self.under_way: set[ProxiedRequest] = set()

@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from edge_router.app import RouterApp, access_of, build_app
+from edge_router.app import RouterApp, build_app
 from edge_router.data_places import DataPlaces
 from edge_router.ledger.prices import PriceList
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS
+from edge_router.router import access_of
 from edge_router.tls import Certificate
 from sites.config import SERVER_ENV, ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network

@@ -11,6 +11,7 @@ from engine.device_memory import allocate_patiently
 from engine.errors import CheckpointError
 from engine.kv.arena import Arena
 from engine.kv.slab_allocator import SlabAllocator
+from engine.parallel.one_rank import OneRank
 from engine.planning.memory import planned_kv_bytes
 from engine.protocol import HostConfig, ModelSpec
 from engine.struct import replace
@@ -27,16 +28,15 @@ class KvMemory(NamedTuple):
 
     arena: Arena
     slabs: SlabAllocator
-    group: "RankGroup | None" = None
+    group: "RankGroup | OneRank" = OneRank()
 
     @property
     def links(self) -> "RankLinks | None":
-        return None if self.group is None else self.group.links
+        return self.group.links
 
     def close(self) -> None:
         """End the other ranks."""
-        if self.group is not None:
-            self.group.close()
+        self.group.close()
 
 
 def make_kv_memory(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.engine import Engine
 from engine.kv.lease import Lease, Reservation
 from engine.models.registry import Model
+from engine.parallel.one_rank import OneRank
 from engine.protocol import ModelSpec
 from engine.runner import ModelRunner
 from engine.weights.load import FilledModel
@@ -19,7 +20,7 @@ class LoadedModel(NamedTuple):
     engine: Engine
     place: Lease | Reservation | None  # None: an encoder, which caches nothing
     under_weights: HugePages | Relocation[Model] | None = None  # what still happens to the memory they lie in
-    group: "RankGroup | None" = None  # whose other ranks have parts of it
+    group: "RankGroup | OneRank" = OneRank()  # whose other ranks have parts of it
 
     def has_whole_cache(self) -> bool:
         """Whether every slab of its cache is its own: other models have left those it reserved."""
@@ -30,8 +31,7 @@ class LoadedModel(NamedTuple):
         if self.under_weights is not None:
             self.under_weights.close()
         self.engine.close()
-        if self.group is not None:
-            self.group.drop(self.spec.name)
+        self.group.drop(self.spec.name)
         if self.place is not None:
             self.place.close()
 

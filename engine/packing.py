@@ -18,7 +18,7 @@ import torch
 
 from engine.description.decoder_config import architecture
 from engine.errors import CheckpointError
-from engine.loading import choose_dtype
+from engine.model_loading import choose_dtype
 from engine.models.registry import find_family
 from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, config_digest, lay_out
 from engine.weights.bundle_file import BundleFile

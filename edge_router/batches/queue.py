@@ -38,7 +38,7 @@ log = logging.getLogger("pilotlight.batches")
 
 
 class BatchQueue:
-    """`start()` it in the loop in which it works, and `close()` it."""
+    """Run `run()` as a task; `close()` behind it."""
 
     def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
@@ -51,7 +51,6 @@ class BatchQueue:
         self._num_turns = 0
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def now_s(self) -> int:
@@ -75,10 +74,7 @@ class BatchQueue:
             self._lanes.setdefault((owner, model), _Lane(owner, model)).is_empty = False
         self._wake.set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="batches")
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         swept_at = float("-inf")
         while True:
             try:
@@ -100,9 +96,6 @@ class BatchQueue:
 
     async def close(self) -> None:
         """What is under way waits for the next router."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
         tasks = tuple(self._under_way.values())
         for task in tasks:
             task.cancel()

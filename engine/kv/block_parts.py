@@ -42,6 +42,10 @@ class BlockParts(NamedTuple):
         return cls(tuple(found), len(wholes) * whole_bytes, part_bytes, is_whole=True)
 
     @classmethod
+    def of_one(cls, block_bytes: int) -> "BlockParts":
+        return cls(((Piece(0, 0, block_bytes),),), block_bytes, block_bytes, is_whole=True)
+
+    @classmethod
     def _apart(cls, size: int, part_bytes: int) -> "BlockParts":
         pieces = [(Piece(rank * part_bytes, 0, part_bytes),) for rank in range(size)]
         return cls(tuple(pieces), size * part_bytes, part_bytes, is_whole=False)

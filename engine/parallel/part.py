@@ -14,7 +14,7 @@ from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
 from engine.kv_memory import make_arena
 from engine.loaded_model import start_moving
-from engine.loading import ModelLoading, opened_source
+from engine.model_loading import ModelLoading, opened_source
 from engine.models.registry import Model
 from engine.parallel.channel import RankChannel
 from engine.parallel.communicator import RankLinks, link
@@ -107,8 +107,8 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
     check_checkpoint(order)
     with opened_source(order.spec, config, memory.arena, memory.links) as loading:
         layout = loading.layout()
-        loaded = loading.load(order.context_length, layout.dtype, layout)
-        drafts = loading.load_drafts(loaded.model, order.context_length, layout.dtype)
+        loaded = loading.load(order.context_length, layout)
+        drafts = loading.load_drafts(loaded.model, order.context_length)
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout, drafts)
         drafting = drafts and drafts.runner(layout, runner.kv_cache, memory.links.serving)
         moving = start_moving(loaded, runner)

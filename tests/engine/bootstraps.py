@@ -42,7 +42,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Leave:
         writers.append(BackgroundRecorder(make, first_after_s=0.0))
         return writers[-1]
 
-    monkeypatch.setattr("engine.loading.BackgroundRecorder", begin)
+    monkeypatch.setattr("engine.decoder_loading.BackgroundRecorder", begin)
 
     def leave(directory: Path, config: HostConfig = CONFIG, **spec: Any) -> Engine:
         wanted = ModelSpec("tiny", str(directory), **spec)

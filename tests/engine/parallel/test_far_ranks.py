@@ -9,6 +9,7 @@ from ray.cluster_utils import Cluster
 
 from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loading import load_model
+from engine.parallel.ranks import RankGroup
 from engine.protocol import HostConfig, ModelSpec
 from engine.struct import replace
 from tests.cluster import THERE, add_node, two_nodes
@@ -54,7 +55,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
 def check_answers(memory: KvMemory, host: HostConfig, directory: Path, expected: dict[str, Heard]) -> None:
     model = load_model(ModelSpec("tiny", str(directory), kv_tokens=1024), host, memory)
     try:
-        assert memory.group is not None
+        assert isinstance(memory.group, RankGroup)
         assert not memory.group.pids, "no rank is a child of the first one"
         assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
     finally:

@@ -14,6 +14,7 @@ from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loaded_model import LoadedModel
 from engine.loading import load_model
 from engine.parallel.balancer import experts_of
+from engine.parallel.ranks import RankGroup
 from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
 from engine.weights.load import WeightLoad
@@ -95,12 +96,12 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 def host_of(memory: KvMemory, **changes: Any) -> HostConfig:
-    assert memory.group is not None
+    assert isinstance(memory.group, RankGroup)
     return group_of(memory.group.size, stages=memory.group.num_stages, **changes)
 
 
 def skip_stages(memory: KvMemory, why: str) -> None:
-    if memory.group is not None and memory.group.num_stages > 1:
+    if isinstance(memory.group, RankGroup) and memory.group.num_stages > 1:
         pytest.skip(why)
 
 

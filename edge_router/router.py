@@ -1,0 +1,227 @@
+"""What a router is made of, and how long each part lives. What is served, and where, is app.py's."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge_router.admission import AdmissionFilter, TenantLimits
+from edge_router.batches.queue import BatchQueue
+from edge_router.client_places import ClientPlaces
+from edge_router.data_places import DataPlaces
+from edge_router.discovery import static_backends
+from edge_router.durable import DurableStreams
+from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
+from edge_router.hints import WakeHints
+from edge_router.ledger.accounting import Accounting
+from edge_router.ledger.ledger import Ledger
+from edge_router.ledger.prices import PriceList
+from edge_router.ledger.site_usage import SiteUsage
+from edge_router.metrics import RouterMetrics
+from edge_router.objectives import Objectives
+from edge_router.policy import Policy
+from edge_router.proxy import Proxy
+from edge_router.quotas.daily import DailyQuotas
+from edge_router.quotas.shared import SharedQuotas, shared_quotas
+from edge_router.request import RequestParser, hop_secret
+from edge_router.routes import own_version
+from edge_router.selection import SiteSelector
+from edge_router.session import SessionTable
+from edge_router.site_clocks import SiteClocks
+from edge_router.site_orders import SiteOrders
+from edge_router.tracing import Tracing
+from edge_router.tunnels import Tunnels
+from edge_router.upstream import Upstream
+from sites.config import ConfigError
+from sites.network import NetworkConfig
+from wire.credentials import Access, known_keys
+from wire.headers import HOP_SECRET_ENV
+
+
+class EdgeRouter:
+    """Forwards while it is `running()`. `proxy.drain(timeout_s)` and `tunnels.end()` before that ends."""
+
+    def __init__(self, network: NetworkConfig, policy: Policy, clock: Callable[[], float]) -> None:
+        """Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        self.network, self.clock = network, clock
+        relay = network.relay
+        self.secret = hop_secret()
+        self.backends = static_backends(network, clock)
+        self.metrics = RouterMetrics(self.backends.values())
+        self.shared = shared_quotas(network.quotas, clock)
+        limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
+        self.admission = AdmissionFilter(access_of(network), limits)
+        self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
+        self.places = ClientPlaces.of(network.clients)
+        self.recordings = _recordings(network, self.secret, clock)
+        self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
+        self.proxy = Proxy(
+            relay,
+            self.admission,
+            RequestParser(self.secret, relay.max_hops, self.places.place),
+            SiteSelector(relay, self.backends, policy, self.sessions, self.metrics, clock, DataPlaces(network)),
+            self.recordings,
+            self.accounting,
+            self.metrics,
+            clock,
+            body_timeout_s=network.door.body_timeout_s,
+            tracing=_tracing(network),
+        )
+        self.batches = _batches(network, self.proxy)
+        self.objectives = _objectives(network)
+        if self.objectives is not None:
+            self.metrics.judge(self.objectives)
+        self.clocks = SiteClocks([*self.backends])
+        self.tunnels = Tunnels(self.proxy)
+        self._watch()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[SiteOrders]:
+        """Probe sites, and work beside requests. Returns what gives orders to sites."""
+        urls = {backend.name: backend.url for backend in self.backends.values()}
+        async with AsyncExitStack() as stack:
+            if self.proxy.tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
+            for store in (self.objectives, self.shared, self.accounting.ledger):  # told of requests to the last one
+                if store is not None:
+                    await stack.enter_async_context(_at_work(store))
+            upstream = await stack.enter_async_context(Upstream(self.network.relay, self.secret, self.clocks))
+            tcp = await stack.enter_async_context(connector())
+            probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
+            orders = SiteOrders(probing, urls, self.secret, self.clocks)
+            hints = await stack.enter_async_context(WakeHints(orders, self.metrics.registry))
+            fetch = status_fetch(probing, self.secret, self.clocks)
+            monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
+            for work in (monitor.run(), *self._works(orders)):
+                await stack.enter_async_context(task(work))
+            self.proxy.upstream, self.proxy.selector.hints = upstream, hints
+            stack.callback(self._disconnect)
+            if self.batches is not None:
+                await stack.enter_async_context(_at_work(self.batches))
+            stack.push_async_callback(self.recordings.close)
+            yield orders
+
+    def _works(self, orders: SiteOrders) -> Iterator[Coroutine[Any, Any, None]]:
+        if self.recordings.journals is not None:
+            yield self.recordings.sweep()
+        if self.places.database is not None:
+            yield self.places.database.watch()
+        if self.secret:  # without it no site answers
+            finetunes = self.proxy.selector.finetunes
+            finetunes.orders = orders
+            yield finetunes.run()
+            if self.accounting.ledger is not None:
+                yield SiteUsage(self.backends, orders, self.accounting).run()
+
+    def _disconnect(self) -> None:
+        self.proxy.upstream = self.proxy.selector.hints = None
+
+    def _watch(self) -> None:
+        watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
+        watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
+        watch("sessions", "Entries in the table of sessions.", lambda: len(self.sessions))
+        watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
+        watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
+        watch("durable_bytes", "What they hold in memory.", lambda: recordings.num_bytes)
+        if (ledger := self.accounting.ledger) is not None:
+            watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
+            watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
+        if (shared := self.shared) is not None:
+            watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
+            watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
+        watch(
+            "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
+        )
+
+
+@asynccontextmanager
+async def task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do work in a task of its own until the scope ends."""
+    made = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        made.cancel()
+        await asyncio.gather(made, return_exceptions=True)
+
+
+class _Store(Protocol):
+    """What is written behind the requests that it is told of."""
+
+    async def run(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def _at_work(store: _Store) -> AsyncIterator[None]:
+    try:
+        async with task(store.run()):
+            yield
+    finally:
+        await store.close()
+
+
+def access_of(network: NetworkConfig) -> Access:
+    return Access(known_keys(network.accounts, network.keys), is_required=network.door.require_key)
+
+
+def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
+    """Raises ConfigError for a folder of journals that cannot be used, or whose streams no site would go on with."""
+    folder = network.durable.directory
+    if folder is not None and not secret:
+        raise ConfigError(
+            f"another router can go on with a durable stream only at sites that know it: set {HOP_SECRET_ENV}, here and there"
+        )
+    try:
+        return DurableStreams(network.durable, clock)
+    except OSError as error:
+        raise ConfigError(f"durable.directory {folder} cannot be used: {error}") from None
+
+
+def _accounting(
+    network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
+) -> Accounting:
+    """Raises ConfigError for a ledger that cannot be written, or whom nobody tells what was used."""
+    config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
+    quotas = DailyQuotas(time.time, shared)
+    quotas.set(network.accounts)
+    if config.directory is None:
+        return Accounting(prices, None, quotas)
+    if not secret:
+        raise ConfigError(
+            f"the ledger knows what was used from sites that know this router: set {HOP_SECRET_ENV}, here and there"
+        )
+    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
+    return Accounting(prices, ledger, quotas)
+
+
+def _tracing(network: NetworkConfig) -> Tracing | None:
+    otlp = network.telemetry.otlp
+    return None if otlp is None else Tracing(otlp, network.place.city, own_version())
+
+
+def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
+    """Return the queue beside the ledger, if that has a place. Raises ConfigError for one that cannot be opened."""
+    if network.ledger.directory is None:
+        return None
+    path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
+    try:
+        return BatchQueue(path, proxy, proxy.admission.access)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
+
+
+def _objectives(network: NetworkConfig) -> Objectives | None:
+    """Return the counts beside the ledger, or in memory where it has no place. Raises ConfigError for a file that cannot be opened."""
+    if not network.objectives:
+        return None
+    folder = network.ledger.directory
+    path = None if folder is None else Path(folder).expanduser() / "objectives.sqlite"
+    try:
+        return Objectives(network.objectives, path)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"the counts of objectives {path} cannot be opened: {error}") from None

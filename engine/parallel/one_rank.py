@@ -1,0 +1,45 @@
+"""A host without a group: nobody has to be told anything, and what a group wraps for its ranks stays as it is (ranks.py)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.protocol import ModelSpec
+
+if TYPE_CHECKING:
+    from engine.adapters.store import RunnerAdapters
+    from engine.kv.block_copier import BlockCopier
+    from engine.kv.block_parts import BlockParts
+    from engine.runner import ModelRunner
+    from engine.vision.store import RunnerImages
+
+
+class OneRank:
+    links = None
+    copies = 1
+
+    def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None: ...
+
+    def until_loaded(self, model: str) -> None: ...
+
+    def abandon(self, model: str) -> None: ...
+
+    def warm_up(self, model: str, prompt: Sequence[int], with_decode: bool) -> None: ...
+
+    def drop(self, model: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def runner(self, own: "ModelRunner", model: str) -> "ModelRunner":
+        return own
+
+    def drafting(self, own: "ModelRunner", model: str) -> "ModelRunner":
+        return own
+
+    def adapters(self, own: "RunnerAdapters", model: str) -> "RunnerAdapters":
+        return own
+
+    def images(self, own: "RunnerImages", model: str) -> "RunnerImages":
+        return own
+
+    def copier(self, own: "BlockCopier", model: str, parts: "BlockParts") -> "BlockCopier":
+        return own
