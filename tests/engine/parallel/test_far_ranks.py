@@ -40,15 +40,21 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     assert f"rank 1 on {THERE} has ended" in lost.get(timeout=LATEST_S)
     memory.close()
 
-    waits, made = queue.SimpleQueue[str](), queue.SimpleQueue[KvMemory]()
-    making = threading.Thread(target=lambda: made.put(make_kv_memory(host, lost.put, on_wait=waits.put)))
+    waits, made, is_over = queue.SimpleQueue[str](), queue.SimpleQueue[KvMemory](), threading.Event()
+
+    def make() -> None:
+        made.put(make_kv_memory(host, lost.put, on_wait=waits.put))
+        is_over.wait(LATEST_S)  # to Linux a process's parent is the thread that started it
+
+    making = threading.Thread(target=make)
     making.start()
     assert "has no 1 CPU free beside this machine" in waits.get(timeout=LATEST_S)
     add_node(two_nodes)
     memory = made.get(timeout=LATEST_S)
-    making.join()
     check_answers(memory, host, tmp_path, expected)
     memory.close()
+    is_over.set()
+    making.join()
     assert lost.empty(), "a group that is closed loses nobody"
 
 
