@@ -5,8 +5,8 @@ from load_tests.mutation.mutant import Mutant
 FRESH = (
     Mutant(
         "engine/preemption.py",
-        "next((s for s in reversed(self._running) if",
-        "next((s for s in self._running if",
+        "of_share = (s for s in reversed(self._running) if",
+        "of_share = (s for s in self._running if",
         "the oldest sequence is preempted instead of the youngest",
     ),
     Mutant(
@@ -113,8 +113,8 @@ FRESH = (
     ),
     Mutant(
         "engine/kv/connector.py",
-        "        self._connector.tiers.cancel(self._transfer)",
-        "        pass",
+        "        self._connector.tiers.cancel(self._transfer)\n        self.has_ended = True",
+        "        self.has_ended = True",
         "the transfer of a sequence that was cancelled goes on",
     ),
     Mutant(
@@ -328,13 +328,13 @@ FRESH = (
     ),
     Mutant(
         "edge_router/durable.py",
-        "if recording is None or recording.tenant != tenant:",
+        "if recording is None or recording.asked.tenant != tenant:",
         "if recording is None:",
         "whoever knows a stream's name may read it",
     ),
     Mutant(
         "edge_router/durable.py",
-        "            if recording.ended_at is not None:\n                del self._all[recording.name]\n                excess",
+        "            if recording.events.ended_at is not None:\n                del self._all[recording.name]\n                excess",
         "            if True:\n                del self._all[recording.name]\n                excess",
         "streams under way are forgotten when memory is short",
     ),

@@ -23,7 +23,7 @@ SURVIVORS = (
     ),
     Mutant(
         "engine/scheduler.py",
-        "needed += sum(self._blocks.num_spare(holder) for holder in self.preemption.holders())",
+        "needed += sum([self._blocks.num_spare(holder) for holder in others])",
         "needed += 0",
         "no spare block for each running sequence",
     ),

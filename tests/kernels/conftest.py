@@ -1,8 +1,13 @@
 """Every operation is tested twice on a CPU, by the C library and by torch; `make gpu-check` runs these tests with their tensors on a GPU: whatever a
 test makes lands on the default device."""
 
+import dataclasses
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +19,35 @@ DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
 # torch notes what makes tensors when a default device is first used, and knows a function no longer that a test has replaced by then.
 with torch.device("cpu"):
     torch.empty(0)
+
+
+def _hurry_the_interpreter() -> None:
+    """Leave out what Triton's interpreter does in vain, two thirds of its time.
+
+    It puts its own functions into Triton's language at every launch and at every call of a device function, `tl.max` included, by looking through all
+    that the language has: nothing is compiled in this process, so once is enough. It computes each sum and product again in 64 bits, for an assertion
+    that it makes in debug mode alone. And it makes a table of all types whenever it looks one up."""
+    from triton.runtime import interpreter
+
+    patch: Callable[[Any], Any] = interpreter._patch_lang
+    patched: set[int] = set()  # by the globals of the module that a function is of: they say which parts of the language it sees
+
+    def patch_once(function: Any) -> Any:
+        if id(function.__globals__) not in patched:
+            patched.add(id(function.__globals__))
+            patch(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=builder.options.debug)
+    look_up = interpreter._get_np_dtype
+    type_of_scalar = functools.cache(look_up)  # types of pointers and blocks have no hash
+    interpreter._get_np_dtype = lambda kind: type_of_scalar(kind) if type(kind) is interpreter.tl.dtype else look_up(kind)
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+    _hurry_the_interpreter()
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
