@@ -246,7 +246,9 @@ FAULTS = ("twice", "fewer_than_received", "more_than_made", "unequal_though_read
           "function_records_beyond_what_was_asked_for", "functions_of_another_name")  # fmt: skip
 
 
-def measure(kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = False) -> dict[str, Any]:
+def measure(
+    kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = False, engine_settings: str = ""
+) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="pilotlight-ledger-") as folder,
         running_postgres() if in_postgres else nullcontext() as database,
@@ -261,7 +263,11 @@ def measure(kills: int, num_clients: int, seed: int = 0, *, in_postgres: bool = 
         (code / "wrangler.toml").write_text(MANIFEST)
         serving = f'\n[functions]\nserve = [{{ name = "{FUNCTION}", path = "{code}" }}]\n'
         with LocalNetwork(
-            num_sites=2, network_settings=settings, site_settings=serving, environment=environment
+            num_sites=2,
+            network_settings=settings,
+            site_settings=serving,
+            engine_settings=engine_settings,
+            environment=environment,
         ) as network:
             started = time.monotonic()
             clients, functions = asyncio.run(disturb(network, kills, num_clients, random.Random(seed), database))

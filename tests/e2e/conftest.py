@@ -16,7 +16,7 @@ NO_STANDBY = "standby = false"
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[LocalNetwork]:
-    with LocalNetwork() as running:
+    with LocalNetwork(engine_settings=NO_STANDBY) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from load_tests.local_network import LocalNetwork
-from tests.e2e.conftest import is_running, tree_of
+from tests.e2e.conftest import NO_STANDBY, is_running, tree_of
 
 Wait = Callable[[Callable[[], bool], str], None]
 
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_every_process(eventually: Wait) -> None:
 
 
 def test_no_process_outlives_a_killed_parent(eventually: Wait) -> None:
-    with LocalNetwork(num_sites=1) as running:
+    with LocalNetwork(num_sites=1, engine_settings=NO_STANDBY) as running:
         processes = tree_of(running.process.pid)
         running.process.kill()
         eventually(lambda: not any(map(is_running, processes)), "every process has ended")

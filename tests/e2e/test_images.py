@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from load_tests.local_network import LocalNetwork
 from load_tests.scenarios.site_death import disturb, listen
+from tests.e2e.conftest import NO_STANDBY
 from tests.engine.pictures import PLACEHOLDER, picture, write_vision
 from tests.pictures import TEMPLATE, data_url
 
@@ -27,7 +28,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
     write_vision(directory, "kimi k2.5", seed=3)
     write_tokenizer(directory)
     model = f'\n[[models]]\nname = "seer"\nsource = "{directory}"\n'
-    with LocalNetwork(num_sites=2, site_settings=model) as running:
+    with LocalNetwork(num_sites=2, site_settings=model, engine_settings=NO_STANDBY) as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.cpu_kernels import BOTH
 from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family
@@ -29,7 +30,15 @@ def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrain
     assert_agrees(model, prompt, heard)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 16, 50])
+# Each budget of every family with one arithmetic, the other is slow: whole prompts are computed with both.
+BUDGETS = [
+    pytest.param(arithmetic, budget, marks=[] if (i + j) % 2 else pytest.mark.slow)
+    for i, arithmetic in enumerate(BOTH)
+    for j, budget in enumerate((1, 7, 16, 50))
+]
+
+
+@pytest.mark.parametrize(("arithmetic", "budget"), BUDGETS, indirect=["arithmetic"])
 def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: int) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32", max_num_batched_tokens=budget)

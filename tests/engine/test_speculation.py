@@ -30,7 +30,8 @@ from tests.engine.driver import Heard, drain, drain_preempting, load_engine, sub
 LOOKUPS = ("suffix", "grammar", "grammar,suffix")
 WITH_WEIGHTS = (f"draft:{HERE / 'mini'}", f"suffix,eagle3:{HERE / 'eagle3'}")
 DRAFTERS = ("grammar,suffix", *WITH_WEIGHTS)
-EACH = pytest.mark.parametrize("drafters", DRAFTERS, ids=("grammar,suffix", "draft", "suffix,eagle3"))
+NAMED = dict(zip(("grammar,suffix", "draft", "suffix,eagle3"), DRAFTERS, strict=True))
+EACH = pytest.mark.parametrize("drafters", NAMED.values(), ids=NAMED)
 TOKENIZER = Tokenizer.from_directory(HERE)
 PERSON = {
     "type": "object",
@@ -107,25 +108,30 @@ def assert_drafted(engine: Engine, at_least: int = 20) -> None:
     assert not engine._speculation._states, "of sequences that have ended"
 
 
-@EACH
-@pytest.mark.parametrize(
-    ("options", "changes"),
-    [
-        ({}, {}),
-        ({"depth": 2}, {}),
-        ({"max_num_batched_tokens": 48, "max_num_seqs": 5}, {}),
-        ({"max_num_seqs": 1}, {}),
-        ({}, {"num_logprobs": 3}),
-        ({"depth": 2}, {"frequency_penalty": 0.4, "repetition_penalty": 1.1, "logit_bias": ((40, 3.0), (300, -100.0))}),
-        ({}, {"max_tokens": 3}),
-        ({"depth": 2}, {"max_tokens": 2}),
-        ({}, {"stop_token_ids": (TOKENIZER.encode(".")[0],)}),
-        ({"depth": 2}, {"min_tokens": 12}),
-        ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
-    ],
-    ids=["as it comes", "overlapped steps", "chunked prompts", "one at a time", "log-probabilities", "penalties and biases",
-         "three tokens", "two tokens, overlapped", "stop tokens", "least tokens", "the prompt's log-probabilities"],
-)  # fmt: skip
+ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "as it comes": ({}, {}),
+    "overlapped steps": ({"depth": 2}, {}),
+    "chunked prompts": ({"max_num_batched_tokens": 48, "max_num_seqs": 5}, {}),
+    "one at a time": ({"max_num_seqs": 1}, {}),
+    "log-probabilities": ({}, {"num_logprobs": 3}),
+    "penalties and biases": (
+        {"depth": 2}, {"frequency_penalty": 0.4, "repetition_penalty": 1.1, "logit_bias": ((40, 3.0), (300, -100.0))}
+    ),
+    "three tokens": ({}, {"max_tokens": 3}),
+    "two tokens, overlapped": ({"depth": 2}, {"max_tokens": 2}),
+    "stop tokens": ({}, {"stop_token_ids": (TOKENIZER.encode(".")[0],)}),
+    "least tokens": ({"depth": 2}, {"min_tokens": 12}),
+    "the prompt's log-probabilities": ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
+}  # fmt: skip
+# Whatever is asked with a drafter that looks up, and in turn with one of those that have weights; the rest is slow.
+IN_TURN = [
+    pytest.param(drafters, *asked, id=f"{name}-{drafter}", marks=[] if j in (0, 1 + i % 2) else pytest.mark.slow)
+    for i, (name, asked) in enumerate(ASKED.items())
+    for j, (drafter, drafters) in enumerate(NAMED.items())
+]
+
+
+@pytest.mark.parametrize(("drafters", "options", "changes"), IN_TURN)
 def test_tokens_are_those_without_drafts(drafters: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
     engine = ember(drafters, **options)
     assert_same(drain(engine, requests(12, **changes)), told_without(12, **changes))

@@ -17,6 +17,12 @@ HERE = torch.device(DEVICE)
 
 
 @pytest.fixture(autouse=True)
+def arithmetic() -> str:
+    """Once is enough: the C library has no part in it."""
+    return "triton"
+
+
+@pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "MOST_LOSSLESS_TOKENS", 1)

@@ -16,6 +16,12 @@ TILE = SplitKTile(1, 16, 256, 4, 2)
 
 
 @pytest.fixture(autouse=True)
+def arithmetic() -> str:
+    """Once is enough: the C library has no part in it."""
+    return "triton"
+
+
+@pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "_SHIPPED", tmp_path / "shipped")

@@ -24,7 +24,7 @@ from engine.planning.memory import (
 )
 from engine.planning.model import plan_model, planned_weights_bytes, read_model
 from engine.planning.parallelism import Parallelism, RankPlace, balanced_stages
-from engine.planning.planner import Workload, described, make_plan
+from engine.planning.planner import ModelPlan, Workload, described, make_plan
 from engine.protocol import HostConfig, ModelSpec
 from engine.struct import replace
 from engine.weights.load import FilledModel
@@ -130,9 +130,14 @@ def test_kimi_in_int4_leaves_the_published_room_on_eight_h100() -> None:
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(1.0e12, rel=0.03)
 
 
-def test_the_best_of_a_plan_is_a_split_that_is_served() -> None:
+@pytest.fixture(scope="module")
+def plan_of_sixteen() -> ModelPlan:
     model = read_model(CONFIGS / "kimi-k2.5-int4.json")
-    plan = make_plan(model, parse_devices("16xh100", never), Workload.of(model))
+    return make_plan(model, parse_devices("16xh100", never), Workload.of(model))
+
+
+def test_the_best_of_a_plan_is_a_split_that_is_served(plan_of_sixteen: ModelPlan) -> None:
+    plan = plan_of_sixteen
     assert plan.best.parallelism.is_served
     others = [split for split in plan.splits if not split.parallelism.is_served and split.speed is not None]
     assert others
@@ -140,9 +145,8 @@ def test_the_best_of_a_plan_is_a_split_that_is_served() -> None:
     assert "not served yet" not in plan.reason(plan.best)
 
 
-def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens() -> None:
-    model = read_model(CONFIGS / "kimi-k2.5-int4.json")
-    plan = make_plan(model, parse_devices("16xh100", never), Workload.of(model))
+def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens(plan_of_sixteen: ModelPlan) -> None:
+    plan = plan_of_sixteen
     by_split = {split.parallelism: split for split in plan.splits}
     whole, cut = by_split[Parallelism(ep=16)], by_split[Parallelism(tp=16, ep=16)]
     of_rank = min(rank.kv_tokens(whole.workload.context_length, 2048) for rank in whole.ranks)
