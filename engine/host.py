@@ -244,6 +244,9 @@ def main(words: Sequence[str]) -> None:
     if parent is not None:
         _die_with_parent(parent, host.stop)
     host.run()
+    if loader.is_at_work:
+        # A thread that is inside torch, whose import alone takes seconds of a busy machine, would abort the process as the interpreter ends.
+        os._exit(0)
 
 
 def _with_bootstrap(config: HostConfig, loader: ModelLoader) -> Loader:

@@ -85,6 +85,10 @@ class ModelLoader:
         self.has_begun = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
 
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Begin to import torch. Harmless a second time."""
         if not self.has_begun:
@@ -101,7 +105,7 @@ class ModelLoader:
         return results
 
     def close(self) -> None:
-        """Let the load under way, if any, end first: a thread that is inside torch when the interpreter ends aborts the process."""
+        """Let the load under way, if any, end first, within _LAST_LOAD_S."""
         if self._memory is not None:
             self._memory.close()
         self._specs.put(None)

@@ -416,6 +416,20 @@ def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) 
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
 
 
+def test_a_host_that_ends_while_a_thread_is_inside_torch_is_not_aborted(tmp_path: Path) -> None:
+    """As its import is on a busy machine, long after a host that is not needed has been told to end."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    script = (
+        "import torch, engine.host, engine.loader\n"
+        "def prepare(*_):\n    x = torch.ones(300, 300)\n    while True:\n        x @ x\n"
+        "engine.loader.prepare = prepare\n"
+        f"engine.host.main(['--address', 'ipc://{tmp_path}/engine', '--parent', '{gone.pid}'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
