@@ -32,6 +32,7 @@ ROUNDS = 7
 RARE_PROBES = (
     "\n[health]\ninterval_s = 5.0\n"  # beside one a second, hardly a request would be traced alone on a busy machine
 )
+NO_STANDBY = "standby = false"  # which takes no part in a request, and two seconds of a core
 WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # the latter in a second, of all processes
 SETTLE_S = 0.05  # after the last byte: what a request leaves behind is put away
 BODY = {
@@ -110,7 +111,9 @@ def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
     with tempfile.TemporaryDirectory(prefix="pilotlight-trace-") as name:
         folder = Path(name)
         environment = {"PYTHONPATH": str(HOOK), "PILOTLIGHT_TRACE": name}
-        with LocalNetwork(environment=environment, tree=tree, num_sites=1, network_settings=RARE_PROBES) as network:
+        with LocalNetwork(
+            environment=environment, tree=tree, num_sites=1, network_settings=RARE_PROBES, engine_settings=NO_STANDBY
+        ) as network:
             _warm_up(network.url, folder)
             seen = [_round(network.url, folder) for _ in range(rounds)]
     processes = [process for module in seen[0][0] if (process := typical(module, seen)).functions]

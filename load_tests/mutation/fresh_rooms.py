@@ -1,5 +1,5 @@
-"""Fifty-eight changes more, of what sites, ranks and routers share: lending, experts on several ranks, shared quotas, the ledger and sites' usage, weights in
-12 bits, drafts. Chosen by reading the code alone."""
+"""Fifty-eight changes more, in what was built later: lending, experts on several ranks, shared quotas, the ledger and sites' usage, weights in 12 bits,
+drafts. Chosen by reading the code alone."""
 
 from load_tests.mutation.mutant import Mutant
 

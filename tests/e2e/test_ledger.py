@@ -5,7 +5,7 @@ from tests.e2e.conftest import NO_STANDBY
 
 
 def test_the_ledger_is_right_when_processes_are_killed() -> None:
-    results = measure(kills=3, num_clients=6, engine_settings=NO_STANDBY)
+    results = measure(kills=3, num_clients=3, engine_settings=NO_STANDBY)
     assert {fault: results[fault] for fault in FAULTS if results[fault]} == {}
     assert results["read_to_the_end"] > 10
     assert 0 < results["device_s"] <= 2 * results["took_s"], "two sites, each with a device"

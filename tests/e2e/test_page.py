@@ -250,9 +250,9 @@ def test_a_site_that_dies_under_streams_is_seen_on_the_map_and_they_move(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:
     """Last of this file: the site comes back in its own time."""
-    with opened(chromium, network.url) as page, ThreadPoolExecutor(6) as threads:
+    with opened(chromium, network.url) as page, ThreadPoolExecutor(3) as threads:
         page.wait_for_selector(".map circle.healthy")
-        streams = [threads.submit(talk_for_long, network.url) for _ in range(6)]
+        streams = [threads.submit(talk_for_long, network.url) for _ in range(3)]
         expect(page.locator(".map .way")).not_to_have_count(0, timeout=30_000)
         sites = page.request.get(f"{network.url}/status").json()["sites"]
         busiest = max(sites, key=lambda site: site["inflight"])

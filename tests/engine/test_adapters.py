@@ -16,6 +16,7 @@ from engine.runner import ModelRunner
 from engine.struct import replace
 from tests.adapters import ATTENTION, LATENT, LINEAR, adapted, write_adapter
 from tests.checkpoints import write_llama
+from tests.cpu_kernels import BOTH
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
@@ -86,7 +87,15 @@ def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
         assert [reported.logprob for reported in heard.logprobs] == pytest.approx(theirs, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", [*DENSE, *SPARSE])
+# Every family with one arithmetic, in turn; the other is slow.
+IN_TURN = [
+    pytest.param(arithmetic, family, marks=[] if (i + j) % 2 else pytest.mark.slow)
+    for i, arithmetic in enumerate(BOTH)
+    for j, family in enumerate([*DENSE, *SPARSE])
+]
+
+
+@pytest.mark.parametrize(("arithmetic", "family"), IN_TURN, indirect=["arithmetic"])
 def test_every_family_agrees_with_merged_weights(tmp_path: Path, family: str) -> None:
     model = write_family(tmp_path / "base", family)
     targets = LATENT if family.startswith("deepseek") else LINEAR if family in DENSE else ATTENTION

@@ -156,7 +156,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
 ) -> None:
     write_family(tmp_path, name, getattr(torch, dtype))
     options = {"dtype": dtype, "block_size": 4, "kv_tokens": 600}
-    alone = [full(str(i), random_prompt(3 + 9 * i, seed=i), max_tokens=40) for i in range(3)]
+    alone = [full(str(i), random_prompt(3 + 9 * i, seed=i), max_tokens=24) for i in range(3)]
     expected = Answers.of(drain(by_calls(tmp_path, **options), alone))
     answers = {message.prompt_token_ids: expected[message.sequence_id].token_ids for message in alone}
     for num_drafts in (3, None):  # as many of each sequence, and as it comes, beside decodes

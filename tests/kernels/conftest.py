@@ -30,7 +30,9 @@ def _hurry_the_interpreter() -> None:
     from triton.runtime import interpreter
 
     patch: Callable[[Any], Any] = interpreter._patch_lang
-    patched: set[int] = set()  # by the globals of the module that a function is of: they say which parts of the language it sees
+    patched: set[int] = (
+        set()
+    )  # by the globals of the module that a function is of: they say which parts of the language it sees
 
     def patch_once(function: Any) -> Any:
         if id(function.__globals__) not in patched:
@@ -43,7 +45,9 @@ def _hurry_the_interpreter() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=builder.options.debug)
     look_up = interpreter._get_np_dtype
     type_of_scalar = functools.cache(look_up)  # types of pointers and blocks have no hash
-    interpreter._get_np_dtype = lambda kind: type_of_scalar(kind) if type(kind) is interpreter.tl.dtype else look_up(kind)
+    interpreter._get_np_dtype = lambda kind: (
+        type_of_scalar(kind) if type(kind) is interpreter.tl.dtype else look_up(kind)
+    )
 
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:

@@ -48,6 +48,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+# Which has threads of its own: once is enough.
+in_another_process = pytest.mark.parametrize("threads", [1], indirect=True)
+
+
 class Layer:
     """A decoder's layer and head with everything in it, and inputs that stay where they are."""
 
@@ -213,6 +217,7 @@ def test_programs_that_run_at_once_in_several_threads_all_get_their_results() ->
         assert all(pool.map(replay, range(4)))
 
 
+@in_another_process
 def test_recording_imports_no_compiler() -> None:
     """Torch's own would take two seconds of the step that is recorded."""
     script = """
@@ -230,6 +235,7 @@ assert not set(sys.modules) - before, set(sys.modules) - before
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
+@in_another_process
 def test_a_forked_child_replays_with_threads_of_its_own() -> None:
     script = """
 import os, torch
