@@ -1,4 +1,4 @@
-"""Fifty-eight changes more, in what was built later: lending, experts on several ranks, shared quotas, the ledger and sites' usage, weights in 12 bits,
+"""Fifty-eight changes more, in what was built later: lending, experts on several ranks, shared quotas, the ledger and sites' usage, 12-bit weights,
 drafts. Chosen by reading the code alone."""
 
 from load_tests.mutation.mutant import Mutant
