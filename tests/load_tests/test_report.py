@@ -1,6 +1,7 @@
 """README and plot are what the records say; a region without a record says that nothing was measured."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def test_the_engine_on_a_gpu_is_shown_with_and_without_graphs() -> None:
         "step_ms": 4.0,
         "tokens_per_s": 2000.0,
         "share_of_bandwidth": 0.83,
-        "served": {"step_ms": 4.2, "idle_share": 0.04},
+        "served": {"step_ms": 4.2, "idle_share": 0.04, "tokens_per_s": 1900.0},
         "served_without_graphs": {"step_ms": 9.5},
     }
     prefill = {"tokens": 2048, "step_ms": 50.0, "tokens_per_s": 40960.0, "mfu": 0.55}
@@ -191,6 +192,7 @@ def test_the_engine_on_a_gpu_is_shown_with_and_without_graphs() -> None:
     text = rewritten(empty(), {"engine-8b": made})
     assert "| decode, batch 8 | 4.00 | 2,000 | 83% | 4.20 | 9.50 | 4% |" in text
     assert "| prefill, 2,048 tokens | 50.00 | 40,960 | 55% |  |  |  |" in text
+    assert re.search(r"\| this engine \| 8 \| [\d,]+ \| 1,900 \| 0\.\d\d \|", text), "beside what a plan predicts"
 
 
 def test_the_plot_has_a_bar_for_every_share_and_leaves_out_what_failed() -> None:
