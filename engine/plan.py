@@ -96,6 +96,10 @@ def most_drafts(sequence: Sequence) -> int:
     return sequence.length_limit - len(sequence.token_ids) - 1
 
 
+# Rows that products take together: 66 tokens take as long as 80 do (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
+ROW_TILE = 16
+
+
 class StepPlan:
     """The chunks chosen so far, and the tokens that are left."""
 
@@ -137,8 +141,10 @@ class StepPlan:
         return self._lengths.get(sequence, 0)
 
     def limit(self, num_tokens: float) -> None:
-        """Leave no more than so many tokens."""
+        """Leave no more than so many tokens: as many as fill tiles of rows, if that leaves a tile's or more."""
         self.budget = int(min(self.budget, num_tokens))
+        in_whole_tiles = self.budget - (self.num_rows + self.budget) % ROW_TILE
+        self.budget = in_whole_tiles if in_whole_tiles >= ROW_TILE else self.budget
 
     def add(self, sequence: Sequence, length: int) -> None:
         """Plan so many more tokens of a sequence."""

@@ -195,6 +195,15 @@ def test_what_awaits_its_token_is_held_up_as_well() -> None:
     assert (chunk.sequence.sequence_id, chunk.end - chunk.start) == ("b", 8)
 
 
+@pytest.mark.parametrize(("most", "length"), [(50, 47), (47, 47), (46, 31), (31, 31), (30, 30), (8, 8)])
+def test_a_prompt_beside_decodes_fills_tiles_of_rows(most: int, length: int) -> None:
+    made = scheduler(40)
+    decoding(made, "a")
+    made.add(Sequence("b", list(range(30, 90)), SamplingParams(5), b"", length_limit=90))
+    decode, prompt = made.schedule(most_beside_decodes=most)
+    assert (decode.end - decode.start, prompt.end - prompt.start) == (1, length), "48 rows in all, 32, or what there is"
+
+
 def test_a_sample_whose_leader_has_computed_the_prompt_starts_at_once() -> None:
     made = scheduler(40)
     (leader,) = decoding(made, "leader", length=10)
