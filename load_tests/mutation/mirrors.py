@@ -37,7 +37,7 @@ _TESTS = {
     "engine/kv/slab_allocator.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/slab_policy.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/tiered_cache.py": "engine/kv/test_tiered_cache",
-    "engine/parallel/balancer.py": "engine/parallel/test_balancer engine/parallel/test_ranks engine/parallel/test_dispatch",
+    "engine/parallel/balancer.py": "engine/parallel/test_balancer engine/parallel/test_dispatch",
     "engine/parallel/dispatch.py": "engine/parallel/test_dispatch",
     "engine/parallel/placement.py": "engine/parallel/test_placement",
     "engine/prompt_shares.py": "engine/test_prompt_shares engine/test_scheduler engine/test_fairness",

@@ -1,9 +1,9 @@
-"""Fifty-eight changes more, in what was built later: lending, experts on several ranks, shared quotas, the ledger and sites' usage, 12-bit weights,
+"""Sixty-two changes more, in what was built later: lending, experts on several ranks, shared quotas, the ledger and sites' usage, 12-bit weights,
 drafts. Chosen by reading the code alone."""
 
 from load_tests.mutation.mutant import Mutant
 
-FRESH_ROOMS = (
+LATER = (
     Mutant(
         "runtime/engines/lenders.py",
         "self.bytes_per_s = max(bytes_per_s, self.bytes_per_s) if now - self._moved_at < BELIEVED_S else bytes_per_s",
@@ -89,6 +89,12 @@ FRESH_ROOMS = (
         "a host goes on with a prompt whose sequence has ended",
     ),
     Mutant(
+        "runtime/engines/dispatch.py",
+        "compute_s * (1 + self._open.num_open(replica))",
+        "compute_s",
+        "streams that a prompt holds up cost nothing",
+    ),
+    Mutant(
         "engine/parallel/dispatch.py",
         "torch.where(owners[token_of] == rank_of.unsqueeze(1), expert_ids[token_of], -1)",
         "expert_ids[token_of]",
@@ -117,6 +123,12 @@ FRESH_ROOMS = (
         "copies = [len(self.ranks_of(expert)) for expert in range(len(loads))]",
         "copies = [1 for expert in range(len(loads))]",
         "a copy takes nothing off the others",
+    ),
+    Mutant(
+        "engine/parallel/placement.py",
+        "done = copies[expert] == num_ranks",
+        "done = False",
+        "an expert takes the slots of more copies than there are ranks",
     ),
     Mutant(
         "engine/parallel/placement.py",
@@ -234,6 +246,12 @@ FRESH_ROOMS = (
     ),
     Mutant(
         "edge_router/ledger/prices.py",
+        "sums = ((use.prompt - use.cached) * price.input",
+        "sums = (use.prompt * price.input",
+        "what was found cached is paid twice",
+    ),
+    Mutant(
+        "edge_router/ledger/prices.py",
         "self.currency, self._newest_first, self._of_model = other.currency, other._newest_first, {}",
         "self.currency, self._newest_first = other.currency, other._newest_first",
         "models that were asked for keep their old prices after a reload",
@@ -255,6 +273,12 @@ FRESH_ROOMS = (
         "                self._meters.set_site(number, asked.ledger)\n",
         "",
         "a site that was killed hands the same record to a second ledger",
+    ),
+    Mutant(
+        "runtime/functions/bindings/usage.py",
+        "return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S",
+        "return True",
+        "each record is handed to every ledger that asks",
     ),
     Mutant(
         "runtime/functions/bindings/usage.py",
