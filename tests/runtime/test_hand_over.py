@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import ModelLoad, Submit, TokenOutput
+from engine.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
 from runtime.cli.serve import Served
+from runtime.engines.hand_over import prefill_sequence
 from sites.config import ConfigError, parse
 from sites.site import EngineConfig
 from tests.asgi import Exchange, call, eventually, start
@@ -280,6 +281,13 @@ async def test_a_model_wakes_again_on_the_role_that_it_lost(split: Callable[...,
             pair.launchers[index].hosts[-1].die()
             await eventually(lambda: all(pair.awake) and pair.site.app.site.fleet.num_up == 2)
         assert (await call(pair.site.app, CHAT, turn("Hi"))).status == 200
+
+
+@pytest.mark.parametrize(("length", "handed_over"), [(16, 0), (17, 16), (32, 16), (33, 32)])
+def test_the_block_with_a_prompts_last_token_is_not_handed_over(length: int, handed_over: int) -> None:
+    """The host that answers computes that token, and a block more is fetched in vain."""
+    submit = Submit("a", "tiny", tuple(range(length)), SamplingParams(max_tokens=4), b"")
+    assert prefill_sequence(submit, 16).prompt_token_ids == submit.prompt_token_ids[: handed_over + 1]
 
 
 def test_serve_makes_hosts_of_both_roles() -> None:

@@ -1,6 +1,7 @@
 """Prompts that another site computes for this one: over HTTP to a real server, where that pays, and where their data may go."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol import ModelLoad, Submit, TokenOutput
+from engine.protocol import AdapterSource, ModelLoad, PromptImage, Submit, TokenOutput
 from engine.struct import replace
 from runtime.engines import lenders as lenders_module
+from runtime.engines.hand_over import prefill_sequence
 from runtime.engines.lenders import Lender
+from sites.site import LenderConfig
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -145,6 +148,45 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
     assert (await network.ask(turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
     other = (await network.ask(turn(LONG + "and more " * 9, user="b"))).headers["x-pilotlight-route"]
     assert "; ams1=no (nothing came of the last prompt)" in other
+
+
+async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
+    """They would be computed there without."""
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
+    image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
+    for other in (replace(submit, adapter=AdapterSource("a", "/a", "d")), replace(submit, images=(image,))):
+        offer = network.known.offer(other, 100, info, 1000.0)
+        assert (offer.cost_s, offer.why) == (math.inf, "no (prompts with images or an adapter are not lent)")
+
+
+async def test_a_distant_site_costs_its_round_trips(network: Network) -> None:
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models._states["tiny"].info
+    near = network.known.offer(submit, 100, info, 1000.0)
+    network.known.link.rtt_s += 0.25
+    far = network.known.offer(submit, 100, info, 1000.0)
+    assert far.cost_s - near.cost_s == pytest.approx(0.5)
+
+
+async def test_a_site_hears_that_its_prompt_is_wanted_no_more(network: Network) -> None:
+    network.lender.engine.scripts = [[asyncio.Event()]]
+    prefill = prefill_sequence(network.borrower.engine.submits[-1], 16)
+    async with network.known.computing(prefill):
+        await eventually(lambda: network.lender.engine.open == {prefill.sequence_id})
+    await eventually(lambda: prefill.sequence_id in network.lender.engine.aborted)
+
+
+def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer() -> None:
+    lender, output = Lender(LenderConfig(site="ams1", url="http://127.0.0.1:1"), SECRET), TokenOutput("")
+    rests = []
+    for _ in range(8):
+        lender.note_found(output, is_late=False, is_lost=True)
+        rests.append(lender._rest_s)
+    assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
+    lender.note_found(output, is_late=False, is_lost=False)
+    lender.note_found(output, is_late=False, is_lost=True)
+    assert lender._rest_s == 10.0
+    lender.close()
 
 
 async def test_blocks_measure_the_link(network: Network) -> None:
