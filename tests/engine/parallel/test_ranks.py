@@ -273,7 +273,7 @@ def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
 @pytest.mark.parametrize("words", [f"draft:{MINI}", f"eagle3:{EAGLE3}", f"suffix,eagle3:{EAGLE3}"])
 def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
     skip_stages(pair, "these refuse it by name")
-    few = requests(12)[:8]
+    few = requests(12)[:5]
     expected = {message.sequence_id: told_without(12)[message.sequence_id] for message in few}
     again = [replace(message, sequence_id=f"{message.sequence_id} again") for message in few]
     alone = load_engine(HERE, dtype="float32", kv_tokens=4096, speculate=words)
