@@ -61,8 +61,8 @@ class SiteUsage:
         answer = await self._orders.exchange("POST", site, USAGE_PATH, asked, most_bytes=MOST_BYTES)
         if answer.status != 200:
             return False
-        told, known = msgspec.json.decode(answer.body, type=UsageTold), set(self._written[site])
+        told = msgspec.json.decode(answer.body, type=UsageTold)  # without what is written: the site has just been told
         await self._ledger.add(told.records)
-        self._accounting.count([record for record in told.records if record.request.id not in known])
+        self._accounting.count(told.records)
         self._written[site] = tuple(record.request.id for record in told.records)
         return bool(told.records)

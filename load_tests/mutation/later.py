@@ -258,9 +258,9 @@ LATER = (
     ),
     Mutant(
         "edge_router/ledger/site_usage.py",
-        "type=UsageTold), set(self._written[site])",
-        "type=UsageTold), set[str]()",
-        "what a site tells again is taken off a quota again",
+        "        self._accounting.count(told.records)\n",
+        "",
+        "what functions use is taken off no quota",
     ),
     Mutant(
         "edge_router/ledger/site_usage.py",

@@ -22,7 +22,7 @@ from edge_router.quotas.daily import DailyQuotas
 from edge_router.request import Head, RequestParser
 from load_tests.postgres import Postgres
 from sites.config import ConfigError
-from sites.network import LedgerConfig
+from sites.network import CustomerConfig, LedgerConfig
 from tests.edge_router.ledger.conftest import PRICES, Place, empty
 from wire.credentials import Account, Key
 from wire.errors import ApiError
@@ -269,3 +269,17 @@ async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_co
 
 def _refuse(*_: Any) -> None:
     raise UsageStoreError("database or disk is full")
+
+
+async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accounts_day(place: Place) -> None:
+    kept = place.ledger(when_failing="serve", max_unwritten=16)
+    quotas = DailyQuotas(time.time)
+    quotas.set([CustomerConfig(name="acme", tokens_per_day=100_000)])
+    accounting = Accounting(PRICES, kept, quotas)
+    while kept._meters.num_used < 16:
+        kept.begin(asked(), "m")
+    for _ in range(3):
+        with pytest.raises(ApiError, match="cannot be written down at the moment"):
+            await accounting.begin(asked(), lambda model: (model, ""))
+    assert quotas.reserve("acme", 100_000, 0), "all of it is left"
+    await kept.close()

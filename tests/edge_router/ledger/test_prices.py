@@ -30,6 +30,16 @@ def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> Non
     assert PriceList([], "EUR").cost("other", after, tokens) is None
 
 
+def test_a_model_whose_price_was_asked_for_has_its_new_one_after_a_reload() -> None:
+    prices = PriceList([PriceConfig(model="m", input=1.0, output=2.0)], "EUR")
+    assert prices.cost("m", 0.0, ResourceUse(output=1)) == 2000
+    prices.become(PriceList([PriceConfig(model="m", input=1.0, output=3.0)], "USD"))
+    assert prices.cost("m", 0.0, ResourceUse(output=1)) == 3000
+    assert prices.told("m", 0.0) == {
+        "prompt": "0.000001", "input_cache_read": "0.000001", "completion": "0.000003", "currency": "USD"
+    }  # fmt: skip
+
+
 def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
     assert PRICES.cost("llama-8b", 0.0, ResourceUse(output=1)) == 800
     assert PRICES.cost("llama-8b", 0.0, ResourceUse(prompt=3, cached=3)) == 150

@@ -94,6 +94,36 @@ async def take(router: SharedQuotas, capacity: float, need: float = 1.0, per_s: 
     return short
 
 
+def test_what_is_at_work_stays_held_though_more_is_used_than_there_is() -> None:
+    claim = LeaseClaim(KEY, capacity=100, per_s=0, before=0, spent=0, at_work=5, spare=10)
+    assert granted(claim, used=40, held_by_others=20) == LeaseGrant(held=15, free=25)
+    assert granted(claim, used=98, held_by_others=10) == LeaseGrant(held=5, free=-13)
+
+
+async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_was() -> None:
+    network = Network(1)  # whose router exchanges only when told to
+    (router,) = network.routers
+    lease = router.lease(KEY, 100)
+    lease.spend(7)
+    network.store.fault = "away"
+    await network.pass_time(GIVEN_BACK_S + 3 * EXPIRES_S)
+    network.store.fault = ""
+    await network.pass_time(TOLD_EVERY_S + TICK_S)
+    assert network.store.used[KEY][0] == 7
+    await router.close()
+
+
+async def test_a_router_that_stops_gives_its_part_back_at_once() -> None:
+    network = Network(1)  # whose router exchanges only when told to
+    (router,) = network.routers
+    router.lease(KEY, 100).spend(1)
+    await network.pass_time(2 * TICK_S)
+    assert network.store.lent(KEY) > 0
+    await router.close()
+    assert network.store.lent(KEY) == 0
+    assert network.store.used[KEY][0] == 1
+
+
 async def test_routers_give_together_what_the_limit_is_and_no_more() -> None:
     async with Network() as network:
         given = [0, 0, 0]

@@ -7,7 +7,7 @@ import torch
 
 from engine.layers.moe import Experts, SparseMLP
 from engine.models.decoder import Decoder, DecoderLayer
-from engine.parallel.balancer import ExpertBalancer
+from engine.parallel.balancer import ExpertBalancer, experts_of
 from engine.parallel.placement import ExpertPlacement
 from engine.weights.shard import Shard
 from kernels.plain import PlainWeight
@@ -54,3 +54,11 @@ def test_a_model_that_has_just_taken_anothers_place_looks_with_the_others(is_fir
     assert ranks.looks == 1, "the others wait for it"
     balancer.before_step(model, 1)
     assert balancer.moved == is_first_ready
+
+
+def test_older_tokens_count_less_at_each_look() -> None:
+    model = model_of(ExpertPlacement.first(4, 2, 0))
+    (experts,) = experts_of(model)
+    experts.seen = torch.tensor([80, 4, 0, 0])
+    ExpertBalancer(cast("Any", OtherRank(0))).before_step(model, 5000)
+    assert experts.counted().tolist() == [40, 2, 0, 0]

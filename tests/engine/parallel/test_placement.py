@@ -43,6 +43,11 @@ def test_copies_of_the_busiest_expert_make_the_slowest_rank_faster() -> None:
     assert copied.ranks_of(0) == [0, 1]
 
 
+def test_an_expert_that_every_rank_has_leaves_further_copies_to_the_next_one() -> None:
+    placement = ExpertPlacement.first(4, 2, 1).balanced([1000, 10, 1, 1])
+    assert (placement.ranks_of(0), placement.ranks_of(1)) == ([0, 1], [0, 1])
+
+
 def test_sixty_four_experts_of_skewed_loads_come_within_a_tenth_of_even() -> None:
     loads = zipf(64, seed=1)
     placement = ExpertPlacement.first(64, 8, 2)
