@@ -1,6 +1,7 @@
 """Weights of 12 bits are bf16 to the bit: as they come back, and in what is computed with them."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from kernels.activation import silu_and_mul
+from kernels.activation import clamped_swiglu, silu_and_mul
 from kernels.checks import ArgumentError
 from kernels.lossless import (
     GROUP,
@@ -139,6 +140,15 @@ def test_products_have_the_bits_of_the_plain_weights(tokens: int, columns: int, 
     assert torch.equal(coded.linear(x, bias), same.linear(x, bias))
     assert torch.equal(coded.gated(x, bias, silu_and_mul), same.gated(x, bias, silu_and_mul))
     assert torch.equal(coded.logits(x), same.logits(x))
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_an_activation_that_the_c_library_lacks_follows_the_product(tokens: int) -> None:
+    plain, x = trained(2 * 37, 704, outliers=25), torch.randn(tokens, 704)
+    activation = partial(clamped_swiglu, alpha=1.7, limit=7.0)
+    expected = PlainWeight(plain.float()).gated(x, None, activation)
+    assert torch.equal(pack_lossless(plain).gated(x, None, activation), expected)
 
 
 @pytest.mark.cpu_only

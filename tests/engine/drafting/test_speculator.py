@@ -95,6 +95,19 @@ def test_behind_a_token_that_is_not_known_the_first_guess_is_no_draft() -> None:
     assert drafts(speculator(FakeDrafter(counting)), sequence(PENDING), room=4) == (1, 2, 3, 4)
 
 
+def test_drafts_behind_a_wrong_one_say_nothing_of_their_kind() -> None:
+    made = speculator(
+        FakeDrafter(lambda ahead, most: None if ahead else [7], "first"),
+        FakeDrafter(lambda ahead, most: [8] if len(ahead) == 1 else None, "second"),
+    )
+    checked = sequence()
+    found = drafts(made, checked)
+    assert found == (7, 8)
+    made.note(Chunk(checked, 1, 2, True, drafts=found), 0)
+    assert made._rates.rate("first", 0.9) < 0.9
+    assert made._rates.rate("second", 0.9) == 0.9
+
+
 @pytest.mark.parametrize(
     ("propose", "why"),
     [

@@ -58,6 +58,16 @@ def test_a_tenant_s_outputs_help_its_next_sequences_and_nobody_else_s() -> None:
     assert drafts(drafter, sequence(60, 1, 2, tenant=b"b")) == []
 
 
+def test_one_answer_does_not_go_on_as_the_next_one_began() -> None:
+    drafter = SuffixDrafter()
+    for output in ((1, 2, 3, 4, 5), (7, 8, 9)):
+        answered = sequence(50, 51, 52, output=output)
+        drafts(drafter, answered)
+        drafter.forget(answered)
+    assert drafts(drafter, sequence(60, 3, 4)) == [5]
+    assert drafts(drafter, sequence(60, 4, 5)) == []
+
+
 def test_what_was_delivered_before_a_continuation_is_output_as_well() -> None:
     drafter, continued = SuffixDrafter(), sequence(50, 51, 52, 53, 54, 55, 1, 2, 3, output=(4, 5), delivered=3)
     drafts(drafter, continued)
