@@ -32,10 +32,10 @@ TOKENS = ResourceUse(10, 4, 20, 0)
 COST = 6 * 1000 + 20 * 2000
 
 
-def asked(account: str = "acme", model: str = "m") -> Any:
+def asked(account: str = "acme", model: str = "m", more: bytes = b"") -> Any:
     head = Head("POST", "/v1/completions", "/v1/completions", [])
     head.holder = Key(f"{account}-ci", "", account=Account(account))
-    return RequestParser("", 4, lambda *_: None).parse(head, b'{"model": "%s"}' % model.encode(), "r", "")
+    return RequestParser("", 4, lambda *_: None).parse(head, b'{"model": "%s"%s}' % (model.encode(), more), "r", "")
 
 
 def used(kept: Ledger, *, account: str = "acme", tokens: ResourceUse = TOKENS) -> None:
@@ -280,6 +280,6 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
         kept.begin(asked(), "m")
     for _ in range(3):
         with pytest.raises(ApiError, match="cannot be written down at the moment"):
-            await accounting.begin(asked(), lambda model: (model, ""))
+            await accounting.begin(asked(more=b', "max_tokens": 50'), lambda model: (model, ""))
     assert quotas.reserve("acme", 100_000, 0), "all of it is left"
     await kept.close()
