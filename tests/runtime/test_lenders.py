@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol import AdapterSource, ModelLoad, PromptImage, Submit, TokenOutput
+from engine.client import EngineError
+from engine.protocol import AdapterSource, ModelLoad, PromptImage, SamplingParams, Submit, TokenOutput
 from engine.struct import replace
 from runtime.engines import lenders as lenders_module
+from runtime.engines.dispatch import HAND_OVER_S, PATIENCE, PATIENCE_S
 from runtime.engines.hand_over import prefill_sequence
 from runtime.engines.lenders import Lender
 from sites.site import LenderConfig
@@ -23,6 +25,7 @@ from tests.runtime.test_lending import LENDS, SECRET, computed
 from tests.runtime.two_devices import CHAT
 from wire.data_sites import DATA_SITES, decode_data_sites, encode_data_sites
 from wire.headers import HOP, REQUEST_ID, Hop, sign_hop
+from wire.http.client import ConnectionLost
 from wire.status import decode_status
 
 
@@ -90,6 +93,8 @@ async def test_a_prompt_is_computed_at_the_other_site(network: Network) -> None:
     assert here.fetch_from is not None
     assert (here.fetch_from.address, here.fetch_from.is_lent) == ("tcp://127.0.0.1:9300", True)
     assert here.fetch_from.hand_over == there.sequence_id
+    predicted_s = float(route.partition("; ams1=")[2].partition(" ")[0]) / 1e3 + HAND_OVER_S
+    assert here.fetch_from.within_s == pytest.approx(PATIENCE_S + PATIENCE * predicted_s, rel=0.01)
     assert there.salt == here.salt, "a tenant's, at both"
     assert here.prompt_token_ids[: len(there.prompt_token_ids)] == there.prompt_token_ids
     assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, "what nobody had to compute for it"
@@ -174,6 +179,97 @@ async def test_a_site_hears_that_its_prompt_is_wanted_no_more(network: Network) 
     async with network.known.computing(prefill):
         await eventually(lambda: network.lender.engine.open == {prefill.sequence_id})
     await eventually(lambda: prefill.sequence_id in network.lender.engine.aborted)
+
+
+async def test_a_way_that_is_measured_is_not_measured_again_with_each_look(network: Network) -> None:
+    looks, probes = 0, 0
+    look = network.known._look
+
+    async def looked() -> None:
+        nonlocal looks
+        await look()
+        looks += 1
+
+    async def probed() -> None:
+        nonlocal probes
+        probes += 1
+
+    network.known._look, network.known._probe = looked, probed  # type: ignore[method-assign]
+    await eventually(lambda: looks > 3)
+    assert probes == 0
+    network.known.link.doubt()
+    await eventually(lambda: probes > 0)
+
+
+class Scripted:
+    """A site that answers each request with the next of these bytes, and then hangs up where they are no whole answer."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+        self.num_asked = 0
+
+    async def __aenter__(self) -> Lender:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self._lender = Lender(LenderConfig(site="ams1", url=f"http://127.0.0.1:{port}"), SECRET)
+        return self._lender
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lender.close()
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+                self.num_asked += 1
+                answer = self._answers.pop(0)
+                writer.write(answer)
+                if not answer.endswith(b"}"):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # it has hung up
+        finally:
+            writer.close()
+
+
+def answered(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+LENDABLE = answered(b'{"models": {"tiny": 1000.0}}')
+
+
+async def test_an_answer_that_has_begun_on_a_kept_connection_is_not_asked_for_again() -> None:
+    site = Scripted(LENDABLE, b"HTTP/1.1 200 OK\r\n", LENDABLE, b"", LENDABLE)
+    async with site as lender:
+        await lender._look()
+        with pytest.raises(ConnectionLost):
+            await lender._look()
+        assert site.num_asked == 2
+        await lender._look()
+        await lender._look()  # the connection had been closed: nothing says that anybody has read the request
+        assert site.num_asked == 5
+
+
+async def test_an_answer_without_end_is_left() -> None:
+    async with Scripted(answered(b" " * (2 << 20) + b"{}")) as lender:
+        with pytest.raises(ConnectionLost, match="more than 1048576 bytes"):
+            await lender._look()
+
+
+async def test_a_site_that_has_declined_is_not_asked_before_the_next_look() -> None:
+    refusal = answered(b'{"error": {"message": "something of its own has come"}}', "503 Service Unavailable")
+    async with Scripted(LENDABLE, refusal) as lender:
+        await lender._look()
+        assert lender.status().why_not == ""
+        prefill = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=1), b"")
+        with pytest.raises(EngineError, match="ams1 computes no prompt: something of its own"):
+            async with lender.computing(prefill):
+                pass
+        assert lender.status().why_not == "it declined: something of its own has come"
+        assert lender._why_not("tiny") != ""
 
 
 def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer() -> None:

@@ -4,11 +4,14 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
 from engine.protocol import PRIORITIES, ModelLoad, TokenOutput
+from runtime.engines.lending import LentPrompt
+from runtime.routes.lending import _PromptRoute
 from sites.config import ConfigError, parse
 from sites.site import SiteConfig
 from tests.asgi import Exchange, call, eventually, start
@@ -116,10 +119,13 @@ async def test_one_prompt_at_a_time_and_none_for_who_has_left(lender: Site) -> N
     lender.engine.scripts = [[asyncio.Event()]]
     first = borrow(lender)
     await eventually(lambda: lender.engine.open)
+    progress = lender.app.site.models._states["tiny"].replicas[0].host.progress
+    assert progress.has_work, "a host that hangs at it is missed"
     assert (await borrow(lender, hand_over="cd" * 16).done()).status == 503
     first.disconnect()
     await first.done()
     await eventually(lambda: not lender.engine.open)
+    assert not progress.has_work
     assert await lent(lender, "left")
     lender.engine.script = computed()
     assert (await borrow(lender).done()).status == 200
@@ -192,3 +198,23 @@ async def test_a_site_without_the_secret_does_not_start(make_site: SiteMaker, mo
     with pytest.raises(ConfigError, match="PILOTLIGHT_HOP_SECRET"):
         async with make_site(engine=LENDS):
             pass
+
+
+async def test_blocks_are_served_at_the_port_of_the_host_that_computes_them() -> None:
+    class Lends:
+        @asynccontextmanager
+        async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
+            yield LentPrompt(2, nothing())
+
+    async def nothing() -> AsyncIterator[TokenOutput]:
+        for output in ():
+            yield output
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    route = _PromptRoute(cast("Any", Lends()), 9300)
+    await route._compute(BorrowedPrompt("tiny", "ab" * 16, (1, 2), b""), send)
+    assert json.loads(sent[1]["body"]) == {"port": 9302}
