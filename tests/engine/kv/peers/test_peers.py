@@ -124,6 +124,7 @@ def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> Non
         assert bytes(slot.memory) == content(n)
         hosts.here.unpin([slot])
     until(lambda: hosts.server.num_leased == 0)
+    assert hosts.server.num_expired == 0, "what has been copied is released at once"
     assert hosts.server.rate.bytes_per_s > 0
     assert (hosts.reader.num_lost, hosts.reader.num_open) == (0, 0)
     hosts.close()
@@ -182,6 +183,28 @@ def test_a_sequence_that_ends_early_ends_the_read_with_what_came(hosts: Hosts, m
     hosts.server.end("one")
     assert hosts.take(read) == 2
     assert hosts.reader.num_lost == 1
+
+
+def test_a_block_that_was_damaged_where_it_lies_is_offered_to_nobody(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "_LATE_S", 0.05)
+    hosts.compute(0, 1, 2)
+    slot = hosts.there.pin(name(1), is_hit=False)
+    assert slot is not None
+    slot.memory[3] ^= 0xFF
+    slot.is_verified = False  # as what a process before has left
+    hosts.there.unpin([slot])
+    assert hosts.take(hosts.read(0, 1, 2)) == 1
+    assert hosts.there.num_corrupt == 1
+
+
+def test_a_reader_of_another_site_says_nothing_of_the_way_to_this_ones(hosts: Hosts) -> None:
+    hosts.compute(0)
+    read = hosts.reader.read(BlockSource(hosts.address, "one", 5.0, is_lent=True), IDENTITY, [name(0)], SIZE)
+    assert hosts.take(read) == 1
+    until(lambda: hosts.server.num_leased == 0)
+    assert hosts.server.rate.bytes_per_s == 0
 
 
 def test_a_sequence_that_nobody_knows_ends_the_read(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
