@@ -17,7 +17,7 @@ import pytest
 
 from edge_router.ledger.accounting import Accounting
 from edge_router.ledger.ledger import Ledger
-from edge_router.ledger.store import UsageStoreError
+from edge_router.ledger.store import UsageQuery, UsageStoreError
 from edge_router.quotas.daily import DailyQuotas
 from edge_router.request import Head, RequestParser
 from load_tests.postgres import Postgres
@@ -80,6 +80,15 @@ async def test_what_has_ended_is_written_once_and_its_meter_is_free(place: Place
     assert again._meters.num_used == 0
     await again.close()
     assert rows(place) == [ROW]
+
+
+async def test_sums_have_all_that_has_ended(place: Place) -> None:
+    kept = place.ledger()
+    for number in (1, 2):
+        used(kept)
+        (row,) = await kept.usage(UsageQuery())
+        assert (row["requests"], row["output_tokens"]) == (number, number * TOKENS.output)
+    await kept.close()
 
 
 async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_next(place: Place) -> None:

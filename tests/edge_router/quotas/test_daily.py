@@ -66,6 +66,16 @@ def test_a_router_begins_with_what_its_ledger_has_of_the_day() -> None:
     assert kept.reserve("acme", 10, 0)
 
 
+def test_what_functions_used_yesterday_is_not_todays() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    kept.count("acme", clock.now - DAY_S, 90, 0)
+    kept.settle(kept.reserve("acme", 100, 0), 0, 0)
+    kept.count("acme", clock.now, 90, 0)
+    with pytest.raises(ApiError, match="90 are used"):
+        kept.reserve("acme", 11, 0)
+
+
 def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
     clock = Clock()
     kept = quotas(clock, tokens_per_day=100)

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
 
 import pytest
 
 from edge_router.ledger.store import UsageStoreError
+from edge_router.quotas import shared
 from edge_router.quotas.daily import DailyQuotas
 from edge_router.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey, granted
 from edge_router.quotas.shared import GIVEN_BACK_S, LEASE_SHARE, TICK_S, TOLD_EVERY_S, QuotaLease, SharedQuotas
@@ -132,6 +134,38 @@ async def test_routers_give_together_what_the_limit_is_and_no_more() -> None:
         assert sum(given) <= 100
         assert sum(given) >= 100 - 2 * 100 * LEASE_SHARE
         assert min(given) > 20, "no router keeps the others from their part"
+
+
+async def test_a_lease_that_is_in_use_stays() -> None:
+    async with Network(1) as network:
+        (router,) = network.routers
+        for _ in range(8):
+            assert await take(router, 1000) is None
+            await network.pass_time(1.0)
+        assert router.lease(KEY, 1000).held >= 1000 * LEASE_SHARE / 2
+        assert network.store.used[KEY][0] == 8
+
+
+async def test_a_store_that_hangs_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(MemoryLeases):
+        def __init__(self, clock: Clock) -> None:
+            super().__init__(clock)
+            self.interrupted = threading.Event()
+
+        def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
+            assert self.interrupted.wait(60)
+            raise UsageStoreError("interrupted")
+
+        def interrupt(self) -> None:
+            self.interrupted.set()
+
+    monkeypatch.setattr(shared, "ANSWERS_WITHIN_S", 0.05)
+    clock = Clock()
+    router = SharedQuotas(Hanging(clock), serves_without=True, clock=clock)
+    async with asyncio.timeout(20):
+        await router._exchange([router.lease(KEY, 100)])
+    assert router.fault == "interrupted"
+    await router.close()
 
 
 async def test_what_one_router_leaves_unused_goes_to_the_others() -> None:
