@@ -59,7 +59,7 @@ _TESTS = {
     "engine/validation.py": "engine/test_engine",
     "engine/waiting.py": "engine/test_awaited engine/test_parallel_samples engine/kv/test_connector",
     "kernels/lossless.py": "kernels/test_lossless kernels/test_bad_input",
-    "kernels/lossless_speed.py": "engine/test_lossless_weights",
+    "kernels/lossless_speed.py": "kernels/test_lossless_speed engine/test_lossless_weights",
     "kernels/sampling_batch.py": "kernels/test_sample",
     "kernels/logprobs.py": "kernels/test_logprobs",
     "kernels/penalties.py": "kernels/test_penalties",
@@ -90,7 +90,8 @@ _TESTS = {
     "runtime/output_processor.py": "runtime/test_output_processor",
     "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
     "edge_router/backend.py": "edge_router/test_backend edge_router/test_lateness",
-    "edge_router/ledger/accounting.py": "edge_router/ledger/test_ledger edge_router/quotas/test_daily edge_router/test_usage",
+    "edge_router/ledger/accounting.py": "edge_router/ledger/test_ledger edge_router/quotas/test_daily edge_router/test_usage "
+    "edge_router/test_access",
     "edge_router/ledger/ledger.py": "edge_router/ledger/test_ledger edge_router/ledger/test_store",
     "edge_router/ledger/postgres_store.py": "edge_router/ledger/test_store edge_router/ledger/test_ledger",
     "edge_router/ledger/prices.py": "edge_router/ledger/test_prices",
