@@ -1,4 +1,5 @@
-"""A second draw in the same rooms, chosen after later.py's survivors had tests."""
+"""A second draw in the same rooms, when the survivors of later.py had tests. Of these 46 the tests noticed 23 when they were first tried; the others have
+tests of their own since."""
 
 from load_tests.mutation.mutant import Mutant
 
@@ -121,7 +122,8 @@ AGAIN = (
         "engine/parallel/placement.py",
         "for expert in sorted(each, key=lambda expert: copies[expert] == 1):",
         "for expert in each:",
-        "the copies of an expert find no rank that lacks it",
+        "none: in three thousand random cases no copy lacked a rank in either order, and loads were as even",
+        is_harmless=True,
     ),
     Mutant(
         "engine/parallel/balancer.py",

@@ -86,6 +86,23 @@ def test_there_are_never_more_than_there_is_room_for(room: int, budget: int, exp
     assert len(drafts(speculator(FakeDrafter(counting)), sequence(), room, budget)) == expected
 
 
+def test_what_a_grammar_forbids_is_no_draft() -> None:
+    class Matcher:
+        def num_allowed(self, tokens: SequenceOf[int]) -> int:
+            return sum(token < 3 for token in tokens)
+
+    bound = sequence()
+    bound.matcher = Matcher()  # type: ignore[assignment]
+    assert drafts(speculator(FakeDrafter(counting)), bound, room=9) == (0, 1, 2)
+
+
+def test_a_model_guesses_no_more_than_the_step_has_room_for() -> None:
+    model, several = FakeModel(), [sequence(i) for i in range(3)]
+    found = speculator(model=model).drafts(plan_of(*several, budget=7))
+    assert model.asked == [(several, 2)]
+    assert sum(map(len, found.values())) == 6
+
+
 def test_a_budget_is_one_for_all() -> None:
     made, several = speculator(FakeDrafter(counting)), [sequence(i) for i in range(3)]
     assert sum(map(len, made.drafts(plan_of(*several, budget=20)).values())) == 20
