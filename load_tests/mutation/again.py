@@ -1,5 +1,5 @@
-"""A second draw in the same rooms, when the survivors of later.py had tests. Of these 46 the tests noticed 23 when they were first tried; the others have
-tests of their own since."""
+"""A second draw in the same rooms, when the survivors of later.py had tests. Of these 46 the tests noticed 23 when they were first
+tried; the others have tests of their own since."""
 
 from load_tests.mutation.mutant import Mutant
 
