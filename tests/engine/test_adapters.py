@@ -23,6 +23,7 @@ from tests.engine.fake_drafter import Remembering
 from tests.engine.fake_runner import fake_engine
 from tests.engine.families import MODELS, write_family
 from tests.engine.test_constrained_answers import HERE, JSON, asked, assert_is_person, ember
+from tests.in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
@@ -87,15 +88,7 @@ def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
         assert [reported.logprob for reported in heard.logprobs] == pytest.approx(theirs, abs=1e-4)
 
 
-# Every family with one arithmetic, in turn; the other is slow.
-IN_TURN = [
-    pytest.param(arithmetic, family, marks=[] if (i + j) % 2 else pytest.mark.slow)
-    for i, arithmetic in enumerate(BOTH)
-    for j, family in enumerate([*DENSE, *SPARSE])
-]
-
-
-@pytest.mark.parametrize(("arithmetic", "family"), IN_TURN, indirect=["arithmetic"])
+@pytest.mark.parametrize(("arithmetic", "family"), in_turn(BOTH, [*DENSE, *SPARSE]), indirect=["arithmetic"])
 def test_every_family_agrees_with_merged_weights(tmp_path: Path, family: str) -> None:
     model = write_family(tmp_path / "base", family)
     targets = LATENT if family.startswith("deepseek") else LINEAR if family in DENSE else ATTENTION

@@ -28,18 +28,11 @@ from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, s
 from tests.engine.fake_drafter import Remembering
 from tests.engine.families import MODELS, write_family
 from tests.engine.test_quantized import INTEGERS
+from tests.in_turn import in_turn
 
 pytestmark = pytest.mark.cpu_only
 
 DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,", "mistral", "gemma3"))]
-
-
-# every family with one type, every type with half of the families; the rest is slow
-IN_TURN = [
-    pytest.param(name, dtype, marks=[] if (i + j) % 2 == 0 else pytest.mark.slow)
-    for i, name in enumerate(DENSE)
-    for j, dtype in enumerate(("float32", "bfloat16"))
-]
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +143,7 @@ def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options:
     assert graphs_of(engine).num_graphs > 0
 
 
-@pytest.mark.parametrize(("name", "dtype"), IN_TURN)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(DENSE, ["float32", "bfloat16"]))
 def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.cpu_kernels import BOTH
 from tests.engine.agreement import as_distribution, assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family
+from tests.in_turn import in_turn
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
@@ -30,15 +31,7 @@ def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrain
     assert_agrees(model, prompt, heard)
 
 
-# Each budget of every family with one arithmetic, the other is slow: whole prompts are computed with both.
-BUDGETS = [
-    pytest.param(arithmetic, budget, marks=[] if (i + j) % 2 else pytest.mark.slow)
-    for i, arithmetic in enumerate(BOTH)
-    for j, budget in enumerate((1, 7, 16, 50))
-]
-
-
-@pytest.mark.parametrize(("arithmetic", "budget"), BUDGETS, indirect=["arithmetic"])
+@pytest.mark.parametrize(("arithmetic", "budget"), in_turn(BOTH, [1, 7, 16, 50]), indirect=["arithmetic"])
 def test_a_chunked_prompt_agrees(written: tuple[Path, PreTrainedModel], budget: int) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32", max_num_batched_tokens=budget)
@@ -70,6 +63,7 @@ def test_a_prefix_hit_agrees(written: tuple[Path, PreTrainedModel]) -> None:
     assert_agrees(model, prompt + random_prompt(21, seed=4), longer)
 
 
+@pytest.mark.parametrize(("arithmetic", "written"), in_turn(BOTH, MODELS), indirect=True)
 def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     engine = load_engine(directory, dtype="float32", kv_tokens=144, max_num_batched_tokens=40)

@@ -36,6 +36,7 @@ from tests.engine.agreement import TOLERANCE, as_distribution, full
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
 from tests.engine.test_mapped_weights import CONFIG, load, mappings
+from tests.in_turn import in_turn
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -156,8 +157,7 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
     assert spec.loads_same(replace(spec, is_awaited=False)), "it is the same model"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(MODELS, ["float32", "bfloat16"]))
 def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
     name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +496,7 @@ from engine.weights import load as weight_load
 from engine.weights import relocation, storage
 from engine.weights.bundle_file import BundleWriter
 from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
+from tests.in_turn import in_turn
 weight_load.IN_PLACE_FROM_BYTES, relocation._FIRST_AFTER_S = 0, 0.0
 write = BundleWriter.write
 def stop_in_the_middle(self, start, content):

@@ -1,0 +1,16 @@
+"""Sweeps over two axes, of which each value of either is tried, and half of the pairs: the other half only repeats what these show, and is slow."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """Return all pairs as parameters, every other one marked slow, as on a chessboard."""
+    others = list(second)
+    return [
+        pytest.param(one, other, marks=[] if (i + j) % 2 else pytest.mark.slow)
+        for i, one in enumerate(first)
+        for j, other in enumerate(others)
+    ]
