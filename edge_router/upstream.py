@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEvent, StreamDone, StreamRelay
+from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEvent, SiteDraining, StreamDone, StreamRelay
 from edge_router.request import ValidRequest
 from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
@@ -211,6 +211,8 @@ class UpstreamAttempt:
                 chunk = await connection.read()
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
+            if first and isinstance(first[-1], SiteDraining):
+                first.pop()  # it comes again, behind what must be told before the site is left
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], Broken):
                 raise SiteFailed("malformed", broken.detail)

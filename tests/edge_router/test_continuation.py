@@ -258,6 +258,23 @@ async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_lose
         assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="draining") == 1
 
 
+async def test_what_a_site_says_between_its_notice_and_its_first_event_is_not_lost() -> None:
+    """The notice comes while a stream has heartbeats alone, as a call's has before its first part."""
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+
+        async def drain(site: FakeSite, request: Any, response: Any) -> None:
+            await response.write(b": hb\n\n" + DRAIN_NOTICE)
+            await asyncio.sleep(0.05)
+            await response.write(marked_event(0))
+            await asyncio.Event().wait()
+
+        fakes[0].behave = continued_stream(COUNT, until=0, ending=drain)
+        fakes[1].behave = continued_stream(COUNT)
+        async with running.chat() as response:
+            assert (await response.read()).replace(b": hb\n\n", b"") == WHOLE
+        assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="draining") == 1
+
+
 async def test_a_stream_waits_a_while_for_a_site_to_come_back() -> None:
     async with sites("ams1") as fakes, router(fakes, continue_within_s=8.0) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=reset_it)
