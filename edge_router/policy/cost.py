@@ -1,7 +1,7 @@
 """The policy: predict, in milliseconds, when each site would answer, and send the request to where it costs least, client and others together.
 
     cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
-    score = cost + bounded(delay, delay_share * least / (1 + least / usual)) + bounded(repeat, repeat_share * least)
+    score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
     bounded(x, most) = x * most / (x + most)
 
 The cost is what the client waits: from what the site published, what this router has sent there, and what the site has done since. `doubt` is what a
@@ -9,9 +9,14 @@ site pays that has not published lately, `lateness` one whose answers come later
 loses twice. `delay`: those who come behind wait for this prefill. `repeat`: tokens that another site holds are computed again, which costs time and
 everybody cache. Either counts for less the larger it is, for a long prompt owes minutes, and would else be sent to the slowest site for it.
 
-`least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is. For the sake of those
-behind it a client waits at most delay_share times longer than it must, and at most delay_share times what is usual: one in the tail, which waits
-for long as it is, steps aside for no longer than anybody. To leave a cache where it is, it waits at most repeat_share times longer than it must.
+`least` is what the client waits at the site that would answer it first, `usual` what requests wait in the network as it is:
+
+    most_delay  = delay_share * least / (1 + (least / usual)**2)
+    most_repeat = repeat_share * least / (1 + least / usual)
+
+A client that waits for less than is usual waits at most so many times longer than it must. One in the tail, which waits for long as it is, hardly
+steps aside for those behind it: its own time is certain, and they can still be sent elsewhere. To leave a cache where it is, which others will use
+for long, it waits at most repeat_share times what is usual.
 
 What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
 
@@ -19,7 +24,8 @@ Differences too small to trust do not move a conversation away from its cache, n
 among equals the home wins, then rendezvous hashing.
 
 What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
-a site that has a longer one declines at once, says how long it is, and the request is ranked anew.
+a site that has a longer one declines at once, says how long it is, and the request is ranked anew. The second and third carry it as well: when a
+site is lost, all that waited there go to the next at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,10 +62,10 @@ class Assumptions:
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
     # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
     repeat_weight: float = 16.0
-    delay_share: float = (
-        1.0  # of the least cost, and of the usual one: the most that a client waits longer for those behind
+    delay_share: float = 1.0  # of the least cost: the most that a client waits longer for those behind
+    repeat_share: float = (
+        2.0  # of the least cost, and of the usual one: the most that it waits longer to leave a cache where it is
     )
-    repeat_share: float = 2.0  # of the least cost: the most that it waits longer to leave a cache where it is
     queue_slack_ms: float = (
         150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
     )
@@ -103,32 +109,40 @@ class CostPolicy:
             return [Preference(priced[0].backend, priced[0].cost_ms, priced[0].terms, "only")]
         scored = self._scored(priced, _usual_ms(models))
         order, reason = self._among_equals(request, scored, network_load)
-        preferences = [Preference(each.backend, each.cost_ms, each.terms, "spill") for each in order]
-        if preferences:
-            first = order[0]
-            preferences[0] = Preference(
-                first.backend, first.cost_ms, first.terms, reason, self._max_queue_ms(first, scored)
+        return self._preferences(order, scored, reason)
+
+    def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
+        """Each but the last with the longest queue that makes it one: the predicted queue, and what the next best site costs more."""
+        if not order:
+            return []
+        first = order[0]
+        others = [next(each for each in scored if each is not first), *order[2:]] if len(order) > 1 else []
+        slack_ms = self.assumptions.queue_slack_ms
+        preferences = [
+            Preference(
+                each.backend,
+                each.cost_ms,
+                each.terms,
+                reason if each is first else "spill",
+                each.terms["queue_ahead"] + max(0.0, other.score_ms - each.score_ms) + slack_ms,
             )
-        return preferences
+            for each, other in zip(order, others, strict=False)
+        ]
+        last = order[-1]
+        return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
         """Best first. `usual_ms`: what requests wait, 0 where nobody has said."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
-        most_delay_ms = self.assumptions.delay_share * (least_ms / (1 + least_ms / usual_ms) if usual_ms else least_ms)
-        most_repeat_ms = self.assumptions.repeat_share * least_ms
+        over = least_ms / usual_ms if usual_ms else 0.0
+        most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
+        most_repeat_ms = self.assumptions.repeat_share * least_ms / (1 + over)
         scored = [
             Scored(cost + _bounded(delay, most_delay_ms) + _bounded(repeat, most_repeat_ms), cost, backend, terms)
             for cost, delay, repeat, backend, terms in priced
         ]
         scored.sort(key=_best_first)
         return scored
-
-    def _max_queue_ms(self, first: Scored, scored: list[Scored]) -> float | None:
-        """The predicted queue, and what the next best site costs more."""
-        other = next((each for each in scored if each is not first), None)
-        if other is None:
-            return None
-        return first.terms["queue_ahead"] + max(0.0, other.score_ms - first.score_ms) + self.assumptions.queue_slack_ms
 
     def price(
         self,

@@ -1,6 +1,7 @@
-"""Any policy with the sites' help that ours has: the first choice carries the queue beyond which its site had better decline."""
+"""Any policy with the sites' help that ours has: each choice but the last carries the queue beyond which its site had better decline."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -26,10 +27,10 @@ class DecliningPolicy(InformedPolicy):
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         order = self._policy.rank(request, backends)
-        if len(order) > 1:
-            margin_ms = max(0.0, order[1].cost_ms - order[0].cost_ms) if self._has_ms else 0.0
-            max_queue_ms = _queue_ms(request, order[0].backend) + margin_ms + self._slack_ms
-            order[0] = replace(order[0], max_queue_ms=max_queue_ms)
+        for number, (each, following) in enumerate(pairwise(order)):
+            margin_ms = max(0.0, following.cost_ms - each.cost_ms) if self._has_ms else 0.0
+            max_queue_ms = _queue_ms(request, each.backend) + margin_ms + self._slack_ms
+            order[number] = replace(each, max_queue_ms=max_queue_ms)
         return order
 
 

@@ -40,7 +40,7 @@ class Call:
     router: SimRouter
     conversation: ConversationFingerprint  # as the router takes it, token counts guessed
     began: float
-    tried: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)  # sites that were asked and have not declined
     site: int = -1
     life: int = 0
     job: Job | None = None
@@ -51,7 +51,7 @@ class Call:
     arrived_at: float = 0.0
     scope: AbstractContextManager[Ticket] | None = None
     ticket: Ticket | None = None
-    declined: int = 0
+    declined: list[str] = field(default_factory=list)  # sites that would rather not
     is_dead: bool = False
 
 
@@ -71,7 +71,13 @@ class Simulation:
         self.world = world
         self.trouble = trouble
         self._hit = hit_site(world)
-        self.sites = [SimSite(spec, trouble.fault if i == self._hit else "") for i, spec in enumerate(world.sites)]
+        self.sites = [
+            SimSite(
+                replace(spec, kv_tokens=int(spec.kv_tokens * trouble.cache_share)),
+                trouble.fault if i == self._hit else "",
+            )
+            for i, spec in enumerate(world.sites)
+        ]
         factors = trouble.rtt_factors(world, seed)
         self.routers = [
             SimRouter(i, world, self.sites, make_policy(), self._clock, trouble, factors[i])
@@ -127,13 +133,15 @@ class Simulation:
 
     def _dispatch(self, call: Call) -> None:
         turn = call.turn
-        if len(call.tried) - call.declined >= MAX_TRIES:
+        if len(call.tried) >= MAX_TRIES:
             return self._give_up(call)
         request, preferences = call.router.decide(call.conversation, turn, self.now, self.published)
-        preference = next((each for each in preferences if each.backend.name not in call.tried), None)
+        # The last to be asked has to take it: so it may be one that declined, now that its queue is known.
+        excluded = call.tried if len(call.declined) == MAX_DECLINES else [*call.tried, *call.declined]
+        preference = next((each for each in preferences if each.backend.name not in excluded), None)
         if preference is None:
             return self._give_up(call)
-        wanted = None if call.tried else call.router.hint(preferences, self.now)
+        wanted = None if call.tried or call.declined else call.router.hint(preferences, self.now)
         if wanted is not None:
             self.at(self.now + self.world.rtt_s[call.router.number][wanted] / 2, self._hinted, wanted)
         call.preference, call.sent_at = preference, self.now
@@ -153,7 +161,7 @@ class Simulation:
         self._advance(call.site)
         max_queue_ms = call.preference.max_queue_ms if call.preference is not None else None
         queue_ms = 1000 * site.told_queue_tokens() / site.rate()
-        if max_queue_ms is not None and call.declined < MAX_DECLINES and queue_ms > max_queue_ms:
+        if max_queue_ms is not None and len(call.declined) < MAX_DECLINES and queue_ms > max_queue_ms:
             return self.at(self.now + self._path(call) / 2, self._declined, call)
         job = site.admit(call, turn.prefixes, turn.prompt_tokens, turn.output_tokens, turn.answer, self.now)
         if job is None:
@@ -212,8 +220,8 @@ class Simulation:
                 prompt=turn.prompt_tokens,
                 cached=call.job.cached_tokens,
                 ideal=call.ideal,
-                tries=len(call.tried) - call.declined,
-                declined=call.declined,
+                tries=len(call.tried),
+                declined=len(call.declined),
                 is_cross=is_cross,
                 rate=self.sites[call.site].rate(),
             )
@@ -254,7 +262,7 @@ class Simulation:
         queued = self.sites[call.site].told_queue_tokens()
         call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
         call.ticket.refused()
-        call.declined += 1
+        call.declined.append(call.tried.pop())
         self._leave(call)
         self._dispatch(call)
 

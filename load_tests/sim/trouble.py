@@ -20,6 +20,7 @@ class Trouble:
     fault: Fault = ""
     publish_s: float = 1.0  # between a site's statuses
     moves: float = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
+    cache_share: float = 1.0  # of what sites' caches hold otherwise
     rtt_error: float = 1.0  # round trips are taken for up to so many times longer or shorter than they are
     is_flapping: bool = False
     is_partitioned: bool = False  # a third of the routers is cut off from the site for half of the measured time
@@ -63,5 +64,6 @@ TROUBLES = {
         Trouble("statuses are 5 s apart", publish_s=5.0),
         Trouble("every turn at another router", moves=1.0),
         Trouble("round trips are off by up to 3 times", rtt_error=3.0),
+        Trouble("caches are an eighth as large", cache_share=1 / 8),  # so that they turn over several times
     )
 }
