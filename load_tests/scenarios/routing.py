@@ -34,6 +34,7 @@ MEASURES = {
 }  # fmt: skip
 TUNED_ON = ("chat", "agent", "documents")  # at heavy load: one light-tailed, one of long sessions, one heavy-tailed
 TUNING_REQUESTS = 4_000
+LONGER = {"agent": 2}  # times the requests of other traces: its sessions are six times as long
 TROUBLED = (OURS, "GORGO, declining", "llm-d, declining")
 TROUBLED_TRACE = "chat"
 POOL_LOADS = (0.3, 0.6)
@@ -102,7 +103,7 @@ def _runs(
 def _run(
     known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, seed: int, trouble: Trouble
 ) -> Outcome | None:  # fmt: skip
-    requests = asked.requests if load != "quiet" else asked.requests // 4
+    requests = LONGER.get(trace.name, 1) * asked.requests // (4 if load == "quiet" else 1)
     key = f"{policy} {trace.name} {load} {seed} {requests} {trouble.name}"
     if key in known:
         return Outcome(**known[key])
