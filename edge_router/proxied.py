@@ -53,12 +53,15 @@ class SiteTries:
         self.excluded.add(site)
         if failure.kind == "declined" and site not in self.declined:
             self.declined.add(site)
+            self.is_paid = True  # it cost nothing, so the next try is the one that was paid for
+            if len(self.declined) == MAX_DECLINES:
+                self.take_back_declined()
             return
         self.failures[site] = failure
         self.num_silent += failure.kind == "silent"
 
     def take_back_declined(self) -> bool:
-        """No other site is left: those that declined are asked again, and have to take the request."""
+        """Let those that declined be asked again. They have to take the request."""
         returning = (self.declined & self.excluded) - self.failures.keys()
         self.excluded -= returning
         return bool(returning)
@@ -166,9 +169,9 @@ class ProxiedRequest:
             self.first_token_s = elapsed_s
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
-        """Return what the next site gets. A new request may be declined a few times; then the next site takes it, as it takes what is continued."""
-        tries = self.tries
-        may_decline = self.recovery.lost is None and len(tries.declined) < MAX_DECLINES and not tries.failures
+        """Return what the next site gets. A new request may be declined a few times, and when it has lost a site, too: many come at once then. After
+        that the best has to take it, be it one that declined, as a site takes what is continued."""
+        may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
         if limit != self.request.max_queue_ms:
             self.request = replace(self.request, max_queue_ms=limit)

@@ -12,7 +12,7 @@ import msgspec
 from wire.status import ModelStatus, Place, SiteStatus
 
 State = Literal["unknown", "healthy", "unhealthy", "draining"]
-MAX_DECLINES = 2  # sites that one request may be declined by: the third takes it, however long its queue is
+MAX_DECLINES = 2  # times that one request may be declined: whoever is asked then takes it, however long its queue is
 USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
 
 

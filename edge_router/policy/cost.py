@@ -40,7 +40,7 @@ from edge_router.rtt import seed_rtt_ms
 from wire.status import ModelStatus
 
 # Pricing a site takes some 4 us, and a network may have thousands.
-MAX_NEAR = 24  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
+MAX_NEAR = 16  # priced for being near and idle; a request asks five sites at most (three tries, two that decline) before it is ranked anew
 MAX_HOLDERS = 8  # priced for what they hold, the longest first
 SEARCHED_DIGESTS = 2  # of the prompt, its longest: what a conversation's last turn left. Shorter ones are looked for at the sites that are kept
 

@@ -20,13 +20,15 @@ def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict
     plain, believed = plain_costs(request, backends), Assumptions()
     costs = {name: sum(terms.values()) for name, (_, _, terms) in plain.items()}
     least, usual = min(costs.values(), default=0.0), _usual(request, eligible(request, backends))
-    longest = believed.delay_share * (least / (1 + least / usual) if usual else least)
+    over = least / usual if usual else 0.0
+    longest = believed.delay_share * least / (1 + over * over)
+    longest_for_a_cache = believed.repeat_share * least / (1 + over)
 
     def bounded(lost: float, most: float) -> float:
         return lost * most / (lost + most) if lost else 0.0
 
     return {
-        name: costs[name] + bounded(delay, longest) + bounded(repeat, believed.repeat_share * least)
+        name: costs[name] + bounded(delay, longest) + bounded(repeat, longest_for_a_cache)
         for name, (delay, repeat, _) in plain.items()
     }
 

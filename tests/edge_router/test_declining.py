@@ -72,7 +72,20 @@ async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
         asked = [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen]
         assert asked.count(True) == MAX_DECLINES
         assert asked.count(False) == 1
-        assert "site=sin1" in response.headers["x-pilotlight-route"]
+        assert "site=ams1" in response.headers["x-pilotlight-route"], "the best of all, now that queues are known"
+
+
+async def test_a_request_that_has_lost_a_site_may_be_declined_by_the_next_and_pays_for_one_further_try() -> None:
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, policy=Patient()) as running:
+        fakes[0].behave, fakes[2].behave = refuse("overloaded"), continued_stream(4)
+        fakes[1].behave = declines_if_it_may(continued_stream(4))
+        while running.proxy.selector.retries.left >= 2:
+            running.proxy.selector.retries.withdraw()
+        left = running.proxy.selector.retries.left
+        async with running.chat() as response:
+            assert response.status == 200
+        assert [len(fake.seen) for fake in fakes] == [1, 1, 1]
+        assert running.proxy.selector.retries.left > left - 1.5
 
 
 async def test_a_site_that_declines_what_it_was_not_free_to_decline_has_failed() -> None:

@@ -358,6 +358,16 @@ def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> 
     assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # there is no other: it had better take it
 
 
+def test_each_choice_but_the_last_says_how_long_its_queue_may_be() -> None:
+    sites = [view(f"s{i}", rtt_ms=100.0 * i, model={"queued_tokens": 100 * i}) for i in range(1, 5)]
+    order, slack_ms = rank(ASK, *reversed(sites)), Assumptions().queue_slack_ms
+    assert names(order) == ["s1", "s2", "s3", "s4"]
+    assert [each.max_queue_ms for each in order] == [
+        *(pytest.approx(50.0 * i + 150 + slack_ms) for i in (1, 2, 3)),
+        None,
+    ]
+
+
 def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network_is() -> None:
     """At home 800 ms of queue; elsewhere 500 ms of prefill that home has done already."""
     at_home = RouteRequest("ember", 1100, b"k", Home("ams1", 1000, by_name=False))

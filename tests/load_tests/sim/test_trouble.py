@@ -42,6 +42,16 @@ def test_round_trips_are_off_by_at_most_the_factor_both_ways() -> None:
     assert {factor for row in NONE.rtt_factors(WORLD, 1) for factor in row} == {1.0}
 
 
+def test_small_caches_turn_over_where_whole_ones_never_fill() -> None:
+    small = Trouble(cache_share=1 / 8)
+    whole, turned = (
+        simulate("ours", CostPolicy, TRACES["chat"], "heavy", 1800, 11, trouble=each) for each in (NONE, small)
+    )
+    assert whole.turned_over == 0
+    assert turned.turned_over > 0.3
+    assert turned.hit_ratio < whole.hit_ratio
+
+
 @pytest.mark.parametrize(
     ("name", "most"),
     [
