@@ -65,6 +65,7 @@ REGIONS: dict[str, Region] = {
     "routing-table": Region(routing.table_rows, "routing"),
     "router-overhead": Region(router.overhead),
     "metered": Region(router.overhead),
+    "account-timing": Region(router.account_timing),
     "http-servers": Region(router.http_servers),
     "request-path": Region(request_path.rows),
     "site-death": Region(router.site_death),

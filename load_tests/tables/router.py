@@ -28,6 +28,20 @@ def overhead(results: Record) -> Iterable[list[str]]:
             yield [f"{task}: per second, per second of its own processor time", *cells]
 
 
+def account_timing(results: Record) -> Iterable[list[str]]:
+    """Show what an account could learn of another one's prompts."""
+    yield [
+        f"{results['pairs']} pairs of prompts of {results['prompt_tokens']:,} tokens",
+        "first token p50, ms",
+        "cached tokens",
+    ]
+    words = {"others": "one that another account has asked", "nobodys": "one that nobody has", "own": "one of its own"}
+    for name, what in words.items():
+        yield [what, f"{results['first_token_ms'][name]:,.1f}", f"{results['cached_tokens'][name]:,}"]
+    low, high = results["difference_95_ms"]
+    yield ["mean difference of the first two (95 %)", f"{results['difference_ms']:.1f} ({low:.1f} to {high:.1f})", ""]
+
+
 def soak(results: Record) -> Iterable[list[str]]:
     begun, ended = sum(results["begun"].values()), sum(results["ended"].values())
     finished = sum(count for name, count in results["ended"].items() if name.endswith(": finished"))
