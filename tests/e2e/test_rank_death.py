@@ -127,7 +127,7 @@ def test_fifty_blows_at_random_leave_no_process_and_no_shared_memory(site: Proce
     shared = shared_memory()
     for _ in range(50):
         blow = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-        strike(site, undisturbed, chance.randrange(2), blow, after_events=chance.randrange(1, 250))
+        strike(site, undisturbed, chance.randrange(2), blow, after_events=chance.randrange(1, 80))
     assert len(ranks_of(site)) == 2
     assert shared_memory() <= shared
 
