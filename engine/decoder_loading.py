@@ -74,6 +74,7 @@ class _PlacedDecoder(NamedTuple):
         own = loading.runner_in(self._first_slab, self._num_blocks_seen, weights.model, self.layout, drafts)
         runner = group.runner(own, spec.name)
         info = self._info(context_length, weights, drafts)
+        identity = self._identity(info, tiers)
         drafter = None if drafts is None else self._drafter(drafts, own)
         words = DraftWords.read(spec.speculate)
         engine = Engine(
@@ -81,8 +82,8 @@ class _PlacedDecoder(NamedTuple):
             runner,
             loading.limits(self.layout.block_size, self.layout.windows),
             self.place if isinstance(self.place, Lease) else None,
-            identity=self._identity(info, tiers),
-            tiers=self._tiers(own, info, tiers),
+            identity=identity,
+            tiers=self._tiers(own, info, identity, tiers),
             speculation=words.speculator(info.vocab_size, runner.depth > 1, drafter),
             grammars=Grammars(Path(spec.path), info.vocab_size, info.eos_token_ids),
             adapters=self._adapters(own),
@@ -165,11 +166,13 @@ class _PlacedDecoder(NamedTuple):
         arranged = f"{loading.arrangement(self.layout)}:{loading.arena.device.type}{drafts}"
         return CacheIdentity(info.name, info.dtype, info.block_size, arranged, weights)
 
-    def _tiers(self, own: ModelRunner, info: ModelInfo, tiers: SharedTiers | None) -> Tiers | None:
+    def _tiers(
+        self, own: ModelRunner, info: ModelInfo, identity: CacheIdentity, tiers: SharedTiers | None
+    ) -> Tiers | None:
         if not tiers:
             return None
         copier = self.group.copier(make_copier(own.kv_cache), info.name, self.loading.block_parts())
-        return tiers.cache_for(self._identity(info, tiers), copier, info.kv_block_bytes)
+        return tiers.cache_for(identity, copier, info.kv_block_bytes)
 
     def _adapters(self, own: ModelRunner) -> AdapterStore | None:
         if own.adapters is None:

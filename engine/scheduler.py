@@ -95,7 +95,8 @@ class Scheduler:
     def schedule(self, most_beside_decodes: float = math.inf) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
         its end, or when there is no block for it yet: other models have them, or they are on their way from a tier.
-        `most_beside_decodes`: prompt tokens that a step may have where sequences decode; it has a block at least."""
+        `most_beside_decodes`: prompt tokens that a step may have where sequences decode: a block at least, less what would begin another
+        tile of rows."""
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
         if self.lease is not None:
