@@ -98,22 +98,15 @@ class Matcher:
                 raise
             self._is_left = True
 
-    def forced(self, ahead: SequenceOf[int], most: int) -> list[int]:
-        """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text; of several ways to spell it the longest
-        token, as tokenizers do. Nothing where `ahead` does not follow the grammar."""
-        found: list[int] = []
+    def foreseen(self, ahead: SequenceOf[int], most: int) -> tuple[list[int], bool]:
+        """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text, and True; of several ways to spell it the
+        longest token, as tokenizers do. Else the token that must follow unless white space does, if there is one, and False. Nothing where `ahead`
+        does not follow the grammar."""
         copy = self._behind(ahead)
-        follows = copy is not None
-        while copy is not None and follows and len(found) < most and not copy.is_complete:
-            tokens = copy._matcher.compute_ff_tokens()[: most - len(found)] or copy._longest_forced()
-            follows = bool(tokens) and copy._matcher.try_consume_tokens(tokens) == len(tokens)
-            found += tokens if follows else []
-        return found
-
-    def likely(self, ahead: SequenceOf[int]) -> list[int]:
-        """Return the token that must follow behind `ahead` unless white space does; none where there is a choice of other text."""
-        copy = self._behind(ahead)
-        return [] if copy is None or copy.is_complete else copy._longest_token()
+        if copy is None or most < 1 or copy.is_complete:
+            return [], True
+        found = copy._forced(most)
+        return (found, True) if found else (copy._longest_token(), False)
 
     def num_allowed(self, drafts: SequenceOf[int]) -> int:
         """Count the drafts that follow the grammar, up to the first that does not."""
@@ -144,9 +137,18 @@ class Matcher:
     def _copy(self) -> "Matcher":
         return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
 
-    def _longest_forced(self) -> list[int]:
-        """Return the longest of the tokens that may come next, if all others are beginnings of it, and some text is forced."""
-        return self._longest_token() if self._matcher.compute_ff_bytes() else []
+    def _forced(self, most: int) -> list[int]:
+        """Go on behind up to `most` forced tokens, and return them."""
+        found: list[int] = []
+        while len(found) < most and not self.is_complete:
+            tokens = self._matcher.compute_ff_tokens()[: most - len(found)]
+            if not tokens and self._matcher.compute_ff_bytes():
+                tokens = self._longest_token()
+            num_taken = self._matcher.try_consume_tokens(tokens) if tokens else 0
+            found += tokens[:num_taken]
+            if num_taken < len(tokens) or not tokens:
+                break
+        return found
 
     def _longest_token(self) -> list[int]:
         """Return the longest of the tokens that may come next, if all others are beginnings of it, or white space."""

@@ -43,6 +43,10 @@ class StepCosts:
     def is_known(self) -> bool:
         return bool(self._plain.line)
 
+    def is_trial(self, rows: int, num_drafts: int) -> bool:
+        """Tell whether a step is among the first of its size, which say nothing of later ones: they are compiled, or recorded."""
+        return (self._checking if num_drafts else self._plain).num_steps(rows) < _TRIALS
+
     def count(self, rows: int, seconds: float, num_drafts: int = 0) -> None:
         (self._checking if num_drafts else self._plain).count(rows, seconds)
 
@@ -66,6 +70,10 @@ class _CostTable:
         self._entries: dict[int, _CostEntry] = {}  # by entry_of
         self._line: list[tuple[float, float]] = []  # rows and seconds of those that are believed, both rising
         self._has_moved = False  # entries have, since the line was drawn
+
+    def num_steps(self, rows: int) -> int:
+        entry = self._entries.get(entry_of(rows))
+        return 0 if entry is None else entry.num_steps
 
     def count(self, rows: int, seconds: float) -> None:
         at = entry_of(rows)

@@ -11,7 +11,7 @@ from engine.drafting.drafter import Draft
 from engine.sequence import Sequence
 
 _PRIOR = 0.9
-_PRIOR_LIKELY = 0.8  # of a token that white space may take the place of
+_LIKELY, _PRIOR_LIKELY = "grammar but for white space", 0.8  # of a token that white space may take the place of
 
 
 class GrammarDrafter:
@@ -20,10 +20,10 @@ class GrammarDrafter:
     def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
         if sequence.matcher is None:
             return None
-        if forced := sequence.matcher.forced(ahead, most):
-            return Draft(forced, self.name, _PRIOR)
-        likely = sequence.matcher.likely(ahead)
-        return Draft(likely, f"{self.name} but for white space", _PRIOR_LIKELY) if likely else None
+        found, is_forced = sequence.matcher.foreseen(ahead, most)
+        if not found:
+            return None
+        return Draft(found, self.name, _PRIOR) if is_forced else Draft(found, _LIKELY, _PRIOR_LIKELY)
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is kept: a sequence has its own place in its grammar."""

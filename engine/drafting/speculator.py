@@ -48,6 +48,9 @@ class _State:
     looking_s: float | None = (
         None  # what looking for drafts takes; a moving average without the first, which reads the prompt
     )
+    looks: AcceptanceRates = field(
+        default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0)
+    )  # right drafts of each
     num_vain: int = 0  # looks in a row that led to no draft
     rest: int = 0  # steps before the next
 
@@ -74,7 +77,7 @@ class Speculator:
         self._states: dict[Sequence, _State] = {}
         self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # of all sequences
         self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right ones, of as many as expected
-        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # those that led to drafts
+        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # right drafts of each, as expected
         self._looking_s = 0.0  # for the drafts of the newest step
         self._rest_steps = 0  # before any sequence is looked at again
         self.costs = StepCosts()
@@ -102,7 +105,9 @@ class Speculator:
             found |= self._guess([sequence for sequence in decoding if sequence not in found], plan, self._model)
         chosen = self._choose(found, len(decoding), plan)
         for sequence in proposed:
-            self._looks.add("", sequence in chosen)
+            state = self._states[sequence]
+            for looks in (state.looks, self._looks):
+                looks.add("", state.expected if sequence in chosen else 0.0)
         for sequence in proposed.keys() - chosen.keys():
             self._leave_alone(sequence, proposed[sequence], len(decoding), plan.num_rows)
         if proposed and not chosen:
@@ -219,14 +224,15 @@ class Speculator:
                 drafter.forget(sequence)
 
     def count_step(self, step: StepCount) -> None:
+        is_trial = self.costs.is_trial(step.num_rows, step.num_drafts)
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
-        if step.num_rows == step.num_decodes + step.num_drafts:
+        if step.num_rows == step.num_decodes + step.num_drafts and not is_trial:
             self.gain.count(step, self._looking_s)
 
     def _state_of(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence)
         if state is None:
-            state = self._states[sequence] = _State(num_vain=int(-log2(self._looks.rate("", 1.0))))
+            state = self._states[sequence] = _State(num_vain=max(0, int(-log2(self._looks.rate("", 1.0)))))
         return state
 
     def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
@@ -281,10 +287,12 @@ class Speculator:
                 raise DrafterError(f"{token_id} is no token of {self._vocab_size}")
 
     def _leave_alone(self, sequence: Sequence, guesses: list[_Guess], num_decodes: int, num_rows: int) -> None:
-        """Look at a sequence less and less often while nothing comes of it, down to where looking takes a small share of the steps."""
-        state = self._states[sequence]
-        most = (state.looking_s or 0.0) * num_decodes / (_LOOKING_SHARE * self.costs.predict_s(num_rows))
-        state.rest = min((1 << min(state.num_vain, 8)) - 1, int(most))
+        """Look at a sequence less and less often while nothing comes of it, down to where looking takes a small share of the steps. Where drafts have
+        saved more than looking takes, as between a document's forced parts, it goes on."""
+        state, step_s = self._states[sequence], self.costs.predict_s(num_rows)
+        looking_s = (state.looking_s or 0.0) * num_decodes
+        if state.looks.rate("", self._looks.rate("", 1.0)) * step_s < looking_s:
+            state.rest = min((1 << min(state.num_vain, 8)) - 1, int(looking_s / (_LOOKING_SHARE * step_s)))
         state.num_vain += 1
         for kind in {kind for _, kind, _ in guesses}:
             for rates in (state.rates, self._rates):

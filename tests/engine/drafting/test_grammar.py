@@ -35,7 +35,8 @@ def matcher(grammars: Grammars, constraint: Constraint, before: str = "") -> Mat
 
 
 def forced(found: Matcher, ahead: str = "", most: int = 15) -> str:
-    return TOKENIZER.decode(tuple(found.forced(TOKENIZER.encode(ahead), most)))
+    tokens, is_forced = found.foreseen(TOKENIZER.encode(ahead), most)
+    return TOKENIZER.decode(tuple(tokens)) if is_forced else ""
 
 
 JSON = Constraint("json_schema", json.dumps(SCHEMA))
@@ -59,7 +60,8 @@ def test_what_follows_a_guess_is_found_and_the_sequence_stays_where_it_was(gramm
 
 def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) -> None:
     def likely(before: str, ahead: str = "") -> str:
-        return TOKENIZER.decode(tuple(matcher(grammars, JSON, before).likely(TOKENIZER.encode(ahead))))
+        tokens, is_forced = matcher(grammars, JSON, before).foreseen(TOKENIZER.encode(ahead), 5)
+        return "" if is_forced else TOKENIZER.decode(tuple(tokens))
 
     assert likely('{"name": "Bob"') == ', "'
     assert likely('{"name": "', ahead='Bob"') == ', "'
@@ -77,13 +79,13 @@ def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) ->
 def test_no_more_than_asked_for_and_nothing_behind_the_end(grammars: Grammars) -> None:
     choice = Constraint("choice", '["a very long answer that is the only one there is"]')
     found = matcher(grammars, choice)
-    assert len(found.forced((), 3)) == 3
-    whole = found.forced((), 60)
+    assert len(found.foreseen((), 3)[0]) == 3
+    whole, _ = found.foreseen((), 60)
     assert TOKENIZER.decode(tuple(whole)) == "a very long answer that is the only one there is"
     for token_id in whole:
         found.accept(token_id)
     assert found.is_complete
-    assert found.forced((), 5) == []
+    assert found.foreseen((), 5)[0] == []
     assert found.num_allowed(whole) == 0
 
 

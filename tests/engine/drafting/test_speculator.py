@@ -10,7 +10,7 @@ import pytest
 from engine.drafting.costs import StepCosts
 from engine.drafting.drafter import Draft
 from engine.drafting.speculator import MOST_DRAFTS, Speculator
-from engine.plan import Chunk, StepPlan
+from engine.plan import Chunk, StepCount, StepPlan
 from engine.protocol import DraftCounts, SamplingParams
 from engine.sequence import PENDING, Sequence
 from tests.engine.drafting.test_budget import FREE, LINEAR, READS
@@ -217,6 +217,37 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
     for _ in range(300):
         drafts(made, one)
     assert len(drafter.asked) < 270
+
+
+def test_a_sequence_whose_drafts_come_now_and_then_is_looked_at_in_every_step() -> None:
+    """As a document by a schema: six tokens of a value, then a name that is forced."""
+    clock, num_steps, num_drafting = Clock(), 0, 0
+
+    def looks(ahead: list[int], most: int) -> list[int] | None:
+        clock.now += 0.05
+        return [5, 6, 7][:most] if num_steps % 7 == 0 and not ahead else None
+
+    made, one = speculator(FakeDrafter(looks), costs=FREE, clock=clock), sequence()
+    for _ in range(210):
+        num_steps += 1
+        found = drafts(made, one)
+        if found:
+            num_drafting += 1
+            note(made, one, found, len(found))
+    assert num_drafting >= 28, "of 30"
+
+
+def test_the_first_steps_of_a_size_which_are_recorded_are_no_loss() -> None:
+    made = Speculator([], vocab_size=1000)
+    for _ in range(20):
+        made.count_step(StepCount(1, 0, 1, 1, 0.001))
+    for rows in range(2, 12):
+        for _ in range(6):
+            made.count_step(StepCount(rows, rows - 1, 1, 1, 0.02))
+    assert made.gain.may_draft(1)
+    for _ in range(20):
+        made.count_step(StepCount(4, 3, 1, 1, 0.02))
+    assert not made.gain.may_draft(1)
 
 
 def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> None:
