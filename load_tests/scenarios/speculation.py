@@ -1,10 +1,11 @@
 """What drafts bring and cost: `make bench-speculation` runs it: python -m load_tests.scenarios.speculation.
 
-Ember answers held-out questions of its corpus with drafts and without, taking turns, in batches of 1 and of 8: the same tokens each time, or the run
-ends. Each kind of question is one workload, asked by a tenant of its own; the schema of a JSON question is enforced. Then the same by drafters with
-weights, a smaller model and an EAGLE-3 head. Then 64 mixed streams, each followed by another when it ends, as they come and with a drafter that is
-always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a stated chance: that is what checking
-costs alone. Ratios above 1 are faster with drafts.
+Ember answers held-out questions with drafts and without, taking turns, in batches of 1 and of 8: the same tokens each time, or the run ends. Each
+kind of question is one workload, asked by a tenant of its own; schemas are enforced, and calls follow those of their tools, as a site sees to. The
+long answers are those of Ember trained for them (load_tests/long_answers), a hundred tokens and more; those of its own corpus have some twenty. Then
+the latter by drafters with weights, a smaller model and an EAGLE-3 head. Then 64 mixed streams, each followed by another when it ends, as they come
+and with a drafter that is always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a stated
+chance: that is what checking costs alone. Ratios above 1 are faster with drafts.
 """
 
 import argparse
@@ -14,12 +15,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from engine.chat_template import ChatTemplate
 from engine.drafting.drafter import Draft, Drafter, known_tokens
 from engine.drafting.grammar import GrammarDrafter
 from engine.drafting.model import ModelDrafter
@@ -29,24 +33,29 @@ from engine.embedded.ember.chat import Chat
 from engine.embedded.ember.corpus.conversation import Conversation, Split
 from engine.embedded.ember.corpus.mixture import conversation
 from engine.engine import Engine
+from engine.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
 from engine.plan import Chunk, SchedulerLimits, StepCount
 from engine.protocol import Constraint, HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
 from engine.sequence import Sequence
+from engine.tokenizer import Tokenizer
 from kernels.cpu import library
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
+from load_tests.long_answers.corpus import ASKS
+from load_tests.long_answers.train import merged
 from load_tests.random_checkpoint import EMBER
 from load_tests.records import spread, write_record
 
 # By what is asked: the corpus's task. No answer of any kind was among those that the model learnt.
+LONG = {f"long: {name}": name for name in ASKS}
 WORKLOADS = {
     "copying": "repeat", "quoting from far back": "long", "JSON with a schema": "json", "tool calls": "tools", "stories": "story",
     "free chat": "talk",
 }  # fmt: skip
 WITH_WEIGHTS = {"draft": "mini", "eagle3": "eagle3"}  # their folders beside Ember's weights
 BATCHES = (1, 8)
-MAX_TOKENS = 120
+MAX_TOKENS, MAX_LONG_TOKENS = 120, 400
 MIXED, FOLLOWING = 64, 3  # streams at once, and requests for each
 REPLAYED = (0.0, 0.6, 0.9, 1.0)
 
@@ -64,12 +73,15 @@ def main() -> None:
     library.start(wait=True)
     results: dict[str, Any] = {"workloads": {}, "drafters": {}, "steps": {}}
     ember = Ember(options.threads)
-    for batch in BATCHES:
-        for workload in WORKLOADS:
-            with console.status(f"{workload}, batch {batch}"):
-                key = f"{workload}, batch {batch}"
-                results["workloads"][key], watch = ember.compare(workload, batch, options.rounds)
-                results["drafters"][key], results["steps"][key] = watch.by_kind(), watch.steps()
+    with TemporaryDirectory() as folder:
+        trained = Ember(options.threads, directory=merged(Path(folder)))
+        for asked, model, rounds in ((LONG, trained, options.rounds // 2), (WORKLOADS, ember, options.rounds)):
+            for batch in BATCHES:
+                for workload in asked:
+                    with console.status(f"{workload}, batch {batch}"):
+                        key = f"{workload}, batch {batch}"
+                        results["workloads"][key], watch = model.compare(workload, batch, rounds)
+                        results["drafters"][key], results["steps"][key] = watch.by_kind(), watch.steps()
     for name in WITH_WEIGHTS:
         by_model = Ember(options.threads, f"{name}:{EMBER / WITH_WEIGHTS[name]}")
         for workload in WORKLOADS:
@@ -140,13 +152,14 @@ class Timed(NamedTuple):
 
 
 class Ember:
-    def __init__(self, threads: int | None, speculate: str = "off") -> None:
+    def __init__(self, threads: int | None, speculate: str = "off", directory: Path = EMBER) -> None:
         """`speculate`: by which drafter with weights; off: by those that look something up."""
         config = HostConfig(kv_bytes=256 << 20, threads=threads)
         self.chat = Chat()
+        self._answers = AnswerFormat.of(Tokenizer.from_directory(EMBER), ChatTemplate.from_directory(EMBER))
         self.plain, self.drafting = (
             load_model(
-                ModelSpec("ember", str(EMBER), "float32", 16384, speculate=words), config, make_kv_memory(config)
+                ModelSpec("ember", str(directory), "float32", 16384, speculate=words), config, make_kv_memory(config)
             ).engine
             for words in ("off", speculate)
         )
@@ -161,7 +174,7 @@ class Ember:
         for index in range(rounds):
             if index == warm_up:
                 watch.forget_past()
-            asked = [self._submit(str(i), WORKLOADS[workload], draw, workload) for i in range(batch)]
+            asked = [self._submit(str(i), workload, draw, workload) for i in range(batch)]
             timed.append(self._both(asked, index))
         kept = timed[warm_up:]
         return _ratios(kept), watch
@@ -171,11 +184,11 @@ class Ember:
         it takes, however many tokens the others' drafts save: when one ends, another begins."""
         self._speculate(drafters)
         draw = random.Random(7)
-        tasks = [task for task in WORKLOADS.values() if task not in ("json", "long")]
+        workloads = [workload for workload, task in WORKLOADS.items() if task not in ("json", "long")]
         timed = []
         for index in range(rounds):
             asked = [
-                self._submit(str(i), draw.choice(tasks), draw, f"tenant {i % 8}", ends=False)
+                self._submit(str(i), draw.choice(workloads), draw, f"tenant {i % 8}", ends=False)
                 for i in range(MIXED * FOLLOWING)
             ]
             timed.append(self._both(asked, index))
@@ -196,25 +209,44 @@ class Ember:
             raise SystemExit(f"drafts changed tokens: {plain.token_ids} became {drafting.token_ids}")
         return plain, drafting
 
-    def _submit(self, name: str, task: str, draw: random.Random, tenant: str, ends: bool = True) -> Submit:
+    def _submit(self, name: str, workload: str, draw: random.Random, tenant: str, ends: bool = True) -> Submit:
         while True:
-            asked = conversation(random.Random(draw.random()), task, Split.HELD_OUT)
+            rng = random.Random(draw.random())
+            if workload in LONG:
+                asked, most = ASKS[LONG[workload]](rng, Split.HELD_OUT), MAX_LONG_TOKENS
+            else:
+                asked, most = conversation(rng, WORKLOADS[workload], Split.HELD_OUT), MAX_TOKENS
             prompt = tuple(self.chat.prompt(asked.messages[:-1], asked.tools))
-            constraint = _schema_of(asked) if task == "json" else None
-            if len(prompt) < 2000 and (constraint is not None or task != "json"):
+            constraint = (
+                _schema_of(asked) if asked.task in ("json", "records") else self._calls(asked) if ends else None
+            )
+            if len(prompt) < 2000 and (constraint is not None or asked.task != "json"):
                 break
-        sampling = SamplingParams(MAX_TOKENS if ends else 64, temperature=0.0, ignore_eos=not ends)
+        sampling = SamplingParams(most if ends else 64, temperature=0.0, ignore_eos=not ends)
         return Submit(name, "ember", prompt, sampling, tenant.encode(), constraint=constraint)
+
+    def _calls(self, asked: Conversation) -> Constraint | None:
+        """Return what keeps calls within their tools' schemas, where none is demanded."""
+        if not asked.tools:
+            return None
+        functions = [tool["function"] for tool in asked.tools]
+        tools = tuple(CallableTool(each["name"], _closed(each["parameters"])) for each in functions)
+        rules = AnswerRules(tools, may_be_text=True, is_lenient=True)
+        return Constraint("lark", self._answers.grammar(Thinking.CLOSED, rules), is_optional=True)
 
 
 def _schema_of(asked: Conversation) -> Constraint | None:
-    """Return the schema that a question's system message ends with."""
+    """Return the schema that a question's system message ends with, closed as strict ones are."""
     text = str(asked.messages[0]["content"])
     try:
         schema = json.loads(text[text.index("{") :])
     except ValueError:
         return None
-    return Constraint("json_schema", json.dumps(schema))
+    return Constraint("json_schema", json.dumps(_closed(schema)))
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "additionalProperties": False}
 
 
 def run(engine: Engine, asked: list[Submit]) -> Timed:

@@ -46,13 +46,26 @@ def test_a_gated_product_is_its_steps_one_by_one(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_in_any_company(dtype: torch.dtype, arithmetic: str) -> None:
-    if arithmetic == "torch":
+def test_a_row_is_the_same_in_any_small_company(dtype: torch.dtype, arithmetic: str) -> None:
+    if arithmetic == "torch" or library.loaded is None:
         pytest.skip("torch promises no such thing")
-    x, weight = torch.randn(23, 2148).to(dtype), torch.randn(50, 2148).to(dtype)
+    rows = library.loaded.few_rows[dtype]
+    x, weight = torch.randn(rows, 2148).to(dtype), torch.randn(2048, 2148).to(dtype)
     together = linear(x, weight)
-    for size in (1, 2, 5, 16):
+    for size in range(1, rows):
         assert torch.equal(torch.cat([linear(part, weight) for part in x.split(size)]), together)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-3)])
+def test_in_a_larger_company_a_row_differs_by_rounding_alone(
+    dtype: torch.dtype, tolerance: float, arithmetic: str
+) -> None:
+    if arithmetic == "torch" or library.loaded is None:
+        pytest.skip("torch promises no such thing")
+    rows = library.loaded.few_rows[dtype]
+    x, weight = torch.randn(rows + 1, 700).to(dtype), torch.randn(2048, 700).to(dtype)
+    larger, small = linear(x, weight)[:rows].double(), linear(x[:rows], weight).double()
+    assert float((larger - small).norm() / small.norm()) < tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
