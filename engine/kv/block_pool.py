@@ -2,7 +2,7 @@
 
 Knows block numbers and reference counts; refuses to know tensors, sequences and hashes' meaning. A block that the pool
 has is in exactly one of three states: held (count > 0), evictable (count 0, its content findable by hash) or free
-(count 0, content worthless). Blocks come and go while the model lives: slab_allocator.py says when.
+(count 0, content worthless). Blocks come and go while the model lives: lease.py says when.
 
 Ranks with sequences of their own have a *share* of the blocks each: block b is of share b % num_shares. A sequence takes blocks of one share, and
 finds those alone.

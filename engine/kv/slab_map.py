@@ -1,20 +1,30 @@
-"""Who has each slab of the arena: a model that borrows it, a reservation, or nobody."""
+"""Who has each slab of the arena: a model that borrows it, a reservation, or nobody; and how a slab changes hands.
 
-from collections.abc import Iterable
+Knows slab numbers and counts; refuses to know tensors, tokens and time. Which slab goes is slab_policy.py's choice, and when, lease.py's.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from threading import RLock
 
 from engine.kv.lease import Lease, Reservation
 
 
 class SlabMap:
-    """Facts only: slab_policy.py chooses by them, slab_allocator.py changes them."""
-
-    def __init__(self, num_slabs: int, slab_bytes: int) -> None:
+    def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
+        """`clear` zeroes a slab; free slabs hold zeros."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
+        self.lock = (
+            RLock()
+        )  # models are opened and closed by the loader's thread, everything else happens in the host's
+        self.arrivals = count()  # numbers sequences across all models
+        self.schedules = count(1)  # likewise schedules
         self.owners: list[Lease | Reservation | None] = [None] * num_slabs
         self.recalled: dict[int, Reservation] = {}  # slabs that their owner must leave for a reservation
         self.reserved: set[int] = set()  # these, and those that reservations have
         self.leases: list[Lease] = []
+        self._clear = clear
 
     @property
     def num_lendable(self) -> int:
@@ -35,6 +45,23 @@ class SlabMap:
             if end > start:
                 yield range(start, end)
             start = end + 1
+
+    def move(self, slab: int, to: Lease | Reservation | None) -> int:
+        """Hand over a slab, emptied, and return how many blocks that brings. The caller has the lock."""
+        owner = self.owners[slab]
+        if isinstance(owner, Lease):
+            owner.lose(slab)
+        if owner is not None:
+            self._clear(slab)
+        self.recalled.pop(slab, None)
+        self.owners[slab] = to
+        return to.gain(slab) if isinstance(to, Lease) else 0
+
+    def set_limits(self) -> None:
+        """Tell every model how many blocks it could ever have. The caller has the lock, and has changed what is reserved."""
+        lendable = set(range(self.num_slabs)) - self.reserved
+        for lease in self.leases:
+            lease.max_blocks = lease.grid.num_blocks(lendable)
 
     def assert_consistent(self) -> None:
         for slab, owner in enumerate(self.owners):

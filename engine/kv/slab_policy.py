@@ -6,7 +6,7 @@ all of those are held by sequences, it *reclaims*: from a model above its share 
 of the whole host and runs alone, from any. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its
 share when it has work, and the oldest sequence of the host always advances, be it as long as the arena: every sequence ends.
 
-Reads the map of slabs (slab_map.py); moves nothing (slab_allocator.py).
+Reads the map of slabs (slab_map.py); moves nothing (lease.py).
 """
 
 from engine.kv.lease import Lease

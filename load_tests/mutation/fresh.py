@@ -64,9 +64,9 @@ FRESH = (
         "half a record stays before the next one",
     ),
     Mutant(
-        "engine/kv/slab_allocator.py",
-        "            if owner is not None:\n                self._clear(slab)",
-        "            if isinstance(owner, Reservation):\n                self._clear(slab)",
+        "engine/kv/slab_map.py",
+        "        if owner is not None:\n            self._clear(slab)",
+        "        if isinstance(owner, Reservation):\n            self._clear(slab)",
         "a slab keeps another model's bytes",
     ),
     Mutant(
@@ -176,7 +176,7 @@ FRESH = (
     ),
     Mutant(
         "runtime/generation.py",
-        "await self._sequences[choice].aclose()",
+        "await choice.sequence.aclose()",
         "pass",
         "the engine goes on behind a stop string",
     ),

@@ -36,6 +36,7 @@ _TESTS = {
     "engine/kv/prefix_index.py": "engine/test_block_pool",
     "engine/kv/segment_file.py": "engine/kv/test_disk_tier",
     "engine/kv/slab_allocator.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
+    "engine/kv/slab_map.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/slab_policy.py": "engine/test_slab_allocator engine/test_two_models engine/test_shared_schedules",
     "engine/kv/tiered_cache.py": "engine/kv/test_tiered_cache",
     "engine/parallel/balancer.py": "engine/parallel/test_balancer engine/parallel/test_dispatch",

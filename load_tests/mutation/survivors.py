@@ -40,13 +40,13 @@ SURVIVORS = (
         "a block whose holders are in doubt stays findable",
     ),
     Mutant(
-        "engine/kv/slab_allocator.py",
-        "            return False\n        with self._lock:\n            slab = self._policy.slab_for(lease)",
-        "            return False\n        if True:\n            slab = self._policy.slab_for(lease)",
+        "engine/kv/lease.py",
+        "            return False\n        with self._map.lock:\n            slab = self._policy.slab_for(self)",
+        "            return False\n        if True:\n            slab = self._policy.slab_for(self)",
         "slabs are lent without the lock",
     ),
     Mutant(
-        "engine/kv/slab_allocator.py",
+        "engine/kv/lease.py",
         "preempt_youngest(keep_oldest=is_senior)",
         "preempt_youngest(keep_oldest=False)",
         "the host's oldest sequence may be preempted for another model",

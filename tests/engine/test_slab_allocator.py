@@ -310,10 +310,10 @@ def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: py
     look = allocator._policy.slab_for
 
     def try_to_open() -> None:
-        is_free = allocator._lock.acquire(blocking=False)
+        is_free = allocator._map.lock.acquire(blocking=False)
         held.append(not is_free)
         if is_free:
-            allocator._lock.release()
+            allocator._map.lock.release()
 
     def watched(lease: Lease) -> int | None:
         loader = Thread(target=try_to_open)
