@@ -18,7 +18,6 @@ from engine.client import EngineError
 from engine.formats import Part
 from engine.protocol import AdapterSource, Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
-from runtime.adapters import AdapterRegistry
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.answer_form import AnswerForm
 from runtime.engines.continuation import Continuations
@@ -28,14 +27,13 @@ from runtime.images import ImageReader
 from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
 from runtime.prompts import EncodedPrompt, encode
-from runtime.resumption import resumed
+from runtime.resumption import Submits, resumed
 from runtime.tracing import SiteTracing
 from runtime.traffic import Traffic
 from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
-from wire.continuation import Delivery
 from wire.credentials import Tenant
-from wire.data_sites import NO_OTHERS, DataSites
+from wire.data_sites import DataSites
 from wire.errors import ApiError
 from wire.usage import ResourceUse
 
@@ -54,18 +52,18 @@ class Generator:
         metrics: RequestMetrics,
         traffic: Traffic,
         request_timeout_s: float,
-        adapters: AdapterRegistry,
         images: ImageReader,
+        tracing: SiteTracing | None,
     ) -> None:
+        """`tracing`: where there is a collector."""
         self.models = models
-        self.adapters = adapters
         self.images = images
         self.engine = engine
         self.admission = admission
         self.metrics = metrics
         self.request_timeout_s = request_timeout_s
         self.traffic = traffic
-        self.tracing: SiteTracing | None = None  # where there is a collector
+        self.tracing = tracing
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
@@ -78,7 +76,7 @@ class Generator:
             if isinstance(request.prompt, Conversation):
                 import_ahead()
             names_adapter = request.lora or request.requested_model != request.model
-            adapter = await self.adapters.of(request, tenant.owner) if names_adapter else None
+            adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
@@ -95,14 +93,8 @@ class Generator:
                 processors = [answer.processor() for _ in submits]
                 if request.delivery.choices:
                     submits, processors = await resumed(request, submits, answer.processor)
-                awaits = {choice // request.n for choice, each in submits.items() if each.sampling.prompt_logprobs}
-                generation = Generation(
-                    prompts, awaits, request.wants_prompt_only, processors, request.delivery, measure
-                )
-                async with AsyncExitStack() as sequences:
-                    for choice, submit in submits.items():
-                        scope = await generation.open(self.engine, choice, submit, request.data_sites)
-                        sequences.push_async_exit(scope)
+                generation = Generation(request, prompts, processors, measure)
+                async with generation.running(self.engine, submits, request.data_sites):
                     measure.follow(generation)
                     if span is not None:
                         span.follow(generation)
@@ -145,48 +137,52 @@ class Generation:
 
     def __init__(
         self,
+        request: ValidGeneration,
         prompts: list[EncodedPrompt],
-        awaits_prompt_logprobs: set[int],
-        ends_with_prompt: bool,
         processors: list[OutputProcessor],
-        delivery: Delivery,
         measure: Measure,
     ) -> None:
-        """`awaits_prompt_logprobs`: of these prompts, by number. `ends_with_prompt`: each choice ends, with nothing, at its first token."""
-        self._prompts = [prompt.token_ids for prompt in prompts]
-        self.counter = UsageCounter(prompts, len(processors), delivery)
-        self._prompt_logprobs: list[tuple[TokenLogprobs, ...]] = [()] * len(prompts)
-        self._awaits_prompt_logprobs = awaits_prompt_logprobs
-        self._ends_with_prompt = ends_with_prompt
-        self._measure = measure
-        self._processors = processors
-        self._sequences: dict[int, AsyncExitStack] = {}  # by choice
-        self._touched: dict[int, None] = {}  # choices that have had outputs, in order
-        self._error: Exception | None = None  # the first of any sequence
-        self._news = asyncio.Event()
+        """`processors`: one for each choice."""
+        self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # when it came, since the epoch
         self.queue_us = 0  # for which the engine let the first sequence wait
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
+        self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
+        self._choices = [
+            _Choice(number, self._prompts[number // request.n], processor)
+            for number, processor in enumerate(processors)
+        ]
+        self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
+        self._measure = measure
+        self._touched: dict[_Choice, None] = {}  # those that have had outputs, in order
+        self._error: Exception | None = None  # the first of any sequence
+        self._news = asyncio.Event()
 
-    async def open(
-        self, engine: Continuations, choice: int, submit: Submit, data_sites: DataSites = NO_OTHERS
-    ) -> AsyncExitStack:
-        """Submit a choice's sequence and begin to collect its outputs; leaving the scope aborts it, unless it has ended."""
-        scope = self._sequences[choice] = AsyncExitStack()
-        outputs = await scope.enter_async_context(engine.generate(submit, data_sites))
+    @asynccontextmanager
+    async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
+        """Open the sequences of choices, and collect their outputs; leaving the scope aborts those that have not ended."""
+        async with AsyncExitStack() as sequences:
+            for number, submit in submits.items():
+                choice = self._choices[number]
+                sequences.push_async_exit(choice.sequence)
+                await self._open(choice, engine, submit, data_sites)
+            yield
+
+    async def _open(self, choice: "_Choice", engine: Continuations, submit: Submit, data_sites: DataSites) -> None:
+        choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
+        outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
         self.route = self.route or outputs.route
         task = asyncio.create_task(self._collect(choice, outputs), name="outputs")
-        scope.push_async_callback(asyncio.wait, {task})
-        scope.callback(task.cancel)
-        return scope
+        choice.sequence.push_async_callback(asyncio.wait, {task})
+        choice.sequence.callback(task.cancel)
 
     @property
     def usage(self) -> Usage:
-        return self.counter.usage(*self._num_tokens())
+        return self.counter.usage()
 
     @property
     def resource_use(self) -> ResourceUse:
-        return self.counter.resource_use(*self._num_tokens())
+        return self.counter.resource_use()
 
     @property
     def delivered_tokens(self) -> int:
@@ -195,37 +191,29 @@ class Generation:
     @property
     def stop_string(self) -> str | None:
         """The stop string that has ended the first choice, if one has."""
-        return self._processors[0].stop_string
+        return self._choices[0].processor.stop_string
 
     def shown_before(self, choice: int) -> tuple[Part, ...]:
         """Return what another site has shown of a choice that goes on here."""
-        return self._processors[choice].shown_before
+        return self._choices[choice].processor.shown_before
 
     def prompt(self, choice: int = 0) -> tuple[int, ...]:
         """Return the token ids of a choice's prompt."""
-        return self._prompts[self._prompt_number(choice)]
+        return self._choices[choice].prompt.token_ids
 
     def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
         """Return those of the tokens after the first, which are there before any delta."""
-        return self._prompt_logprobs[self._prompt_number(choice)]
-
-    def _prompt_number(self, choice: int) -> int:
-        return choice * len(self._prompts) // len(self._processors)
-
-    def _num_tokens(self) -> tuple[int, int]:
-        """Return the completion tokens of all choices, and how many of them are reasoning."""
-        processors = self._processors
-        return sum(each.completion_tokens for each in processors), sum(each.reasoning_tokens for each in processors)
+        return self._choices[choice].prompt.logprobs
 
     @property
     def is_finished(self) -> bool:
         """The last delta of every choice has been handed out."""
-        return all(processor.is_taken for processor in self._processors)
+        return all(choice.processor.is_taken for choice in self._choices)
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """The first choice's, once all have ended."""
-        return self._processors[0].finish_reason if self.is_finished else None
+        return self._choices[0].processor.finish_reason if self.is_finished else None
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. Raises the first error
@@ -236,19 +224,19 @@ class Generation:
             if self._error is None:
                 await self._news.wait()
                 self._news.clear()
-            if self._awaits_prompt_logprobs:  # every choice is shown behind the prompt, whose numbers the first brings
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # every choice is shown behind its prompt
                 self._check_prompt_logprobs()
                 continue
             touched, self._touched = self._touched, {}
             if self._error is not None and not touched:
                 raise self._error
             for choice in touched:
-                if (delta := self._processors[choice].take()) is not None:
+                if (delta := choice.processor.take()) is not None:
                     if delta.finish_reason is not None:
-                        await self._sequences[choice].aclose()  # its stop string was found: the engine need not go on
-                    self._measure.note_delta(choice)
-                    self.counter.count_cached(choice)
-                    yield delta._replace(choice=choice)
+                        await choice.sequence.aclose()  # its stop string was found: the engine need not go on
+                    self._measure.note_delta(choice.number)
+                    self.counter.count_cached(choice.number)
+                    yield delta._replace(choice=choice.number)
                     shown_at = time.monotonic()
             if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
                 yield EMPTY_DELTA
@@ -257,11 +245,9 @@ class Generation:
     async def whole(self) -> list[Delta]:
         """Return every choice as one delta."""
         deltas = [delta async for delta in self.deltas()]
-        return [
-            joined([delta for delta in deltas if delta.choice == choice]) for choice in range(len(self._processors))
-        ]
+        return [joined([delta for delta in deltas if delta.choice == choice.number]) for choice in self._choices]
 
-    async def _collect(self, choice: int, outputs: AsyncIterator[TokenOutput]) -> None:
+    async def _collect(self, choice: "_Choice", outputs: AsyncIterator[TokenOutput]) -> None:
         is_ended = False
         try:
             async for output in outputs:
@@ -274,28 +260,44 @@ class Generation:
             self._error = self._error or error
             self._news.set()
 
-    def _push(self, choice: int, output: TokenOutput) -> None:
-        number = self._prompt_number(choice)
+    def _push(self, choice: "_Choice", output: TokenOutput) -> None:
         if not self.first_output_ns:
             self.first_output_ns, self.queue_us = time.time_ns(), output.queue_us
-        self.counter.add(choice, output)
+        self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
-            # Behind the prompt there may be delivered tokens.
-            self._prompt_logprobs[number] = output.prompt_logprobs[: len(self._prompts[number]) - 1]
-            self._awaits_prompt_logprobs.discard(number)
+            prompt = choice.prompt
+            prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]  # delivered tokens may come behind it
+            prompt.awaits_logprobs = False
         if output.finish_reason == "abort":
             raise ApiError("aborted", "the engine was told to end this answer")
         if self._ends_with_prompt:
             output = replace(output, token_ids=(), logprobs=None, finish_reason="length")
-        self._processors[choice].push(output)
+        choice.processor.push(output)
         self._touched[choice] = None
         self._news.set()
 
     def _check_prompt_logprobs(self) -> None:
         if self._error is not None:
             raise self._error
-        if all(processor.finish_reason is not None for processor in self._processors):
+        if all(choice.processor.finish_reason is not None for choice in self._choices):
             raise EngineError("engine_error", "the engine ended the answer without the prompt's logprobs")
+
+
+class _AnsweredPrompt:
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self.token_ids = token_ids
+        self.logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
+        self.awaits_logprobs = False  # the first output of one of its choices brings them
+
+
+class _Choice:
+    """One of a request's answers."""
+
+    def __init__(self, number: int, prompt: _AnsweredPrompt, processor: OutputProcessor) -> None:
+        self.number = number
+        self.prompt = prompt
+        self.processor = processor
+        self.sequence = AsyncExitStack()  # its scope, empty where nothing is left to compute
 
 
 def as_submits(
@@ -305,10 +307,10 @@ def as_submits(
     tenant: Tenant,
     constraint: Constraint | None,
     adapter: AdapterSource | None,
-) -> dict[int, Submit]:
+) -> Submits:
     """One sequence per choice. A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for
     that to compute the prompt."""
-    submits: dict[int, Submit] = {}
+    submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()
         first = Submit(

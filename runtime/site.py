@@ -71,10 +71,9 @@ class Site:
             self.metrics.requests,
             traffic,
             config.limits.request_timeout_s,
-            self.models.adapters,
             ImageReader(config.images, config.limits.max_body_mib),
+            self.tracing,
         )
-        self.generator.tracing = self.tracing
         self.fleet.on_step(self.metrics.engines.step)
         lenders = self.models.lenders
         self.metrics.watch(

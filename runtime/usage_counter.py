@@ -1,6 +1,9 @@
 """What one answer has used: tokens of its prompts, what was found cached of them, drafts, and the device's time."""
 
+from collections.abc import Sequence
+
 from engine.protocol import TokenOutput
+from runtime.output_processor import OutputProcessor
 from runtime.prompts import EncodedPrompt
 from wire.chat import Usage
 from wire.continuation import Delivery
@@ -10,13 +13,14 @@ from wire.usage import ResourceUse
 class UsageCounter:
     """A prompt counts once, however many choices it has; what was found cached of it is what its first choice found."""
 
-    def __init__(self, prompts: list[EncodedPrompt], num_choices: int, delivery: Delivery) -> None:
-        """`delivery`: what another site has made of this answer, and counted."""
+    def __init__(self, prompts: list[EncodedPrompt], processors: Sequence[OutputProcessor], delivery: Delivery) -> None:
+        """`processors`: one for each choice; they count its tokens. `delivery`: what another site has made of this answer, and counted."""
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)
         self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
-        self._choices_per_prompt = num_choices // len(prompts)
+        self._processors = processors
+        self._choices_per_prompt = len(processors) // len(prompts)
         self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
         self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
         self._num_drafted = self._num_accepted = self._device_us = 0
@@ -34,20 +38,15 @@ class UsageCounter:
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:
             self.cached_tokens += found
 
-    def usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
+    def usage(self) -> Usage:
         """Return what a client is told."""
-        accepted, rejected = self._num_accepted, self._num_drafted - self._num_accepted
-        return Usage.of(
-            self.prompt_tokens,
-            completion_tokens,
-            self.cached_tokens,
-            reasoning_tokens,
-            accepted,
-            rejected,
-            self._image_tokens,
-        )
+        use = self.resource_use()
+        drafts = (use.accepted, use.drafted - use.accepted)
+        return Usage.of(use.prompt, use.output, use.cached, use.reasoning, *drafts, self._image_tokens)
 
-    def resource_use(self, completion_tokens: int, reasoning_tokens: int) -> ResourceUse:
+    def resource_use(self) -> ResourceUse:
         """Return what a router is told: tokens of the whole answer, and what this site has done for it."""
-        tokens = (self.prompt_tokens, self.cached_tokens, completion_tokens, reasoning_tokens)
+        output = sum([each.completion_tokens for each in self._processors])
+        reasoning = sum([each.reasoning_tokens for each in self._processors])
+        tokens = (self.prompt_tokens, self.cached_tokens, output, reasoning)
         return ResourceUse(*tokens, self._num_drafted, self._num_accepted, self._device_us)

@@ -52,7 +52,7 @@ def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
 class _ModelRoutes:
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models.registry
-        self._adapters = generator.adapters
+        self._adapters = generator.models.adapters
 
     async def all(self, request: Request) -> Response:
         if header(request.scope, VERSION_HEADER) is not None:
