@@ -38,17 +38,16 @@ def build_app(
 class RouterApp(Starlette):
     def __init__(self, router: EdgeRouter) -> None:
         proxy, access = router.proxy, router.admission.access
-        self.parts = router
-        self.proxy, self.tunnels = proxy, router.tunnels
+        self.edge = router
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle)
         self.batches = BatchRoutes(proxy, router.batches)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         self.responses = ResponsesApp(proxy, access, int(router.network.relay.max_body_mib * 2**20))
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        self.page = PageRoutes(self.feed, sessions)
-        self.page.functions = deployments = deployment_api(router.backends, access, router.clocks)
-        self.page.has_usage = router.accounting.ledger is not None
+        deployments = deployment_api(router.backends, access, router.clocks)
+        has_usage = router.accounting.ledger is not None
+        self.page = PageRoutes(self.feed, sessions, functions=deployments, has_usage=has_usage)
         own = OwnRoutes(place, proxy, router.places, sessions)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
@@ -62,7 +61,7 @@ class RouterApp(Starlette):
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
         app: ASGIApp = super().__call__
         if scope["type"] == "websocket":
-            app = self.tunnels
+            app = self.edge.tunnels
         elif scope["type"] == "http" and RESPONSES in scope["path"] and scope["path"].startswith(FORWARDED[:3]):
             app = self.responses
         elif scope["type"] == "http" and _is_for_batches(scope["path"], scope.get("query_string", b"")):
@@ -70,7 +69,7 @@ class RouterApp(Starlette):
         elif scope["type"] == "http" and "/ai/finetunes" in scope["path"] and is_about_finetunes(scope["path"]):
             app = self.finetunes
         elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
-            app = self.proxy
+            app = self.edge.proxy
         elif scope["type"] == "http" and scope["path"].startswith(PATH):
             app = self.streams
         await app(scope, receive, send)
@@ -83,8 +82,8 @@ def _is_for_batches(path: str, query: bytes) -> bool:
 
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
-    async with app.parts.running() as orders, task(app.feed.run()):
-        operations = Operations(app.parts.backends, orders)
+    async with app.edge.running() as orders, task(app.feed.run()):
+        operations = Operations(app.edge.backends, orders)
         app.page.actions, app.page.timeline = operations.by_name(), operations.timeline
         try:
             yield

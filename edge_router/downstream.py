@@ -69,7 +69,7 @@ class Downstream:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.head = head_of(scope)
-        self.address = address_of(scope)
+        self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = request_id_of(self.head)
         self.is_streaming = False
         self.has_answered = False
@@ -223,10 +223,6 @@ class Downstream:
                     more = message.get("more_body", False)
         except TimeoutError:
             return  # it had its chance
-
-
-def address_of(scope: Scope) -> str:
-    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 def head_of(scope: Scope) -> Head:

@@ -21,7 +21,7 @@ from edge_router.data_places import DataPlaces
 from edge_router.ledger.prices import PriceList
 from edge_router.proxy import Proxy
 from edge_router.request import FUNCTIONS
-from edge_router.router import access_of
+from edge_router.router import EdgeRouter, access_of
 from edge_router.tls import Certificate
 from sites.config import SERVER_ENV, ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
@@ -86,30 +86,29 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     def signalled() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    follow_signals(signalled, lambda: reload(app, network, file))
+    follow_signals(signalled, lambda: reload(app.edge, network, file))
     async with serving(app, network, listener):
         gc.collect()
         gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
         gc.freeze()  # what is here now stays: no collection need look at it again
         print(f"The router listens on {url}", flush=True)
         await stop.wait()
-        await _drain(app.proxy, network.relay.drain_timeout_s, stop_now)
-        app.tunnels.end()
+        await _drain(app.edge.proxy, network.relay.drain_timeout_s, stop_now)
+        app.edge.tunnels.end()
 
 
 LIVE = ("accounts", "keys", "prices", "models", "tenant_limits", "door.require_key", "door.max_open_per_client")
 
 
-def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
+def reload(router: EdgeRouter, network: NetworkConfig, file: Path | None) -> None:
     """Keys, limits, prices, and where data may go; certificates are looked at all the time (tls.py)."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
-        admission = app.proxy.admission
-        admission.access.become(access_of(found))
-        admission.limits.set(found.door, found.tenant_limits, found.accounts)
-        app.proxy.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
-        app.proxy.accounting.quotas.set(found.accounts)
-        app.proxy.selector.places.become(DataPlaces(found))
+        router.admission.access.become(access_of(found))
+        router.admission.limits.set(found.door, found.tenant_limits, found.accounts)
+        router.accounting.prices.become(PriceList(found.prices, network.ledger.currency))
+        router.accounting.quotas.set(found.accounts)
+        router.proxy.selector.places.become(DataPlaces(found))
 
 
 @asynccontextmanager
@@ -125,7 +124,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
     checked = OriginCheck(budget, origins)
     server = make_server(door.server_name, checked, http_limits(door), overload_headers=OVERLOADED)
-    metrics = app.proxy.metrics
+    metrics = app.edge.metrics
     metrics.watch("body_bytes", "Of requests that are not answered yet.", lambda: budget.held_bytes)
     if isinstance(server, Server):
         connections = server.connections

@@ -83,7 +83,7 @@ class UpstreamAttempt:
         log: DeliveryLog,
     ) -> None:
         self._upstream = upstream
-        self._site, self._origin = site, upstream.origin(url)
+        self._site, self._origin = site, Origin.of(url)
         self._request = request
         self._limits = limits
         self._pace = pace
@@ -377,7 +377,6 @@ class Upstream:
         self.pool = ConnectionPool(config.connect_timeout_s)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks
-        self._origins: dict[str, Origin] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Upstream":
@@ -409,12 +408,6 @@ class Upstream:
         if body or method not in ("GET", "HEAD", "OPTIONS", "DELETE"):
             lines += b"content-length: %d\r\n" % len(body)
         connection.send(lines + b"\r\n", body, is_head_request=method == "HEAD", may_switch=head.is_websocket)
-
-    def origin(self, url: str) -> Origin:
-        origin = self._origins.get(url)
-        if origin is None:
-            origin = self._origins[url] = Origin.of(url)
-        return origin
 
 
 def _downstream_headers(connection: UpstreamConnection, body: bytes | None) -> list[tuple[str, str]]:

@@ -37,11 +37,20 @@ Action = Callable[[str, str], Awaitable[None]]  # of a site and a model (empty: 
 
 
 class PageRoutes:
-    def __init__(self, feed: Feed, sessions: Sessions) -> None:
-        self.timeline: Timeline | None = None
-        self.functions: FunctionsSource | None = None
-        self.has_usage = False  # GET /usage tells what accounts have used
+    def __init__(
+        self,
+        feed: Feed,
+        sessions: Sessions,
+        *,
+        functions: FunctionsSource | None = None,
+        timeline: Timeline | None = None,
+        has_usage: bool = False,
+    ) -> None:
+        """`has_usage`: GET /usage tells what accounts have used."""
+        self.timeline = timeline
         self.actions: dict[str, Action] = {}  # by name: what an operator may do to a site or to a model there
+        self._functions = functions
+        self._has_usage = has_usage
         self._index = (STATIC / "index.html").read_bytes()
         self._feed = feed
         self._sessions = sessions
@@ -82,12 +91,11 @@ class PageRoutes:
         return response
 
     def _told(self, visitor: Visitor) -> dict[str, Any]:
-        actions = [*self.actions]
         return {
             "name": visitor.name,
             "is_admin": visitor.is_admin,
-            "actions": actions,
-            "sees_usage": self.has_usage and visitor.is_admin,
+            "actions": [*self.actions],
+            "sees_usage": self._has_usage and visitor.is_admin,
         }
 
     async def feed(self, request: Request) -> Response:
@@ -123,15 +131,15 @@ class PageRoutes:
     async def versions(self, request: Request) -> Response:
         """Return the deployed functions: their versions, and which share of the traffic each has."""
         self._sessions.visitor(request)
-        found = b"[]" if self.functions is None else self.functions.versions()
+        found = b"[]" if self._functions is None else self._functions.versions()
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def tail(self, request: Request) -> Response:
         """Return what a function prints, as it does: `?name=`. For operators: it may be private."""
         self._sessions.actor(request)
-        if self.functions is None:
+        if self._functions is None:
             raise ApiError("not_found", "no function can be followed here")
-        events = self.functions.lines(request.query_params.get("name", ""))
+        events = self._functions.lines(request.query_params.get("name", ""))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def action(self, request: Request) -> Response:

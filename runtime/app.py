@@ -75,8 +75,8 @@ class SiteApp(Starlette):
         self.functions_path = FUNCTIONS
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
-        self._page = PageRoutes(self.feed, Sessions(site.access, secret or ""))
-        self._page.timeline, self._page.functions = self._timeline, self.functions
+        sessions = Sessions(site.access, secret or "")
+        self._page = PageRoutes(self.feed, sessions, functions=self.functions, timeline=self._timeline)
         middleware = Middleware(
             SiteMiddleware,
             site=site.config.name,

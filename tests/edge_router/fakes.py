@@ -255,11 +255,11 @@ async def router(
     config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts, **(tables or {}))
     before = asyncio.all_tasks()
     app = build_app(config, policy=policy)
-    proxy = app.proxy
+    proxy = app.edge.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
-        running = Router(url, proxy, session, server, app.tunnels)
+        running = Router(url, proxy, session, server, app.edge.tunnels)
         async with asyncio.timeout(10):
             await running.until(lambda: proxy.upstream is not None)
             await running.until_states(**{site.name: "healthy" for site in fakes})

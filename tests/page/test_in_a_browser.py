@@ -70,8 +70,8 @@ class Served:
 
     def __enter__(self) -> "Served":
         feed = Feed(self.source)
-        routes = PageRoutes(feed, Sessions(Access([], is_required=False), ""))
-        routes.timeline, routes.functions = told_spans, ToldFunctions()
+        sessions = Sessions(Access([], is_required=False), "")
+        routes = PageRoutes(feed, sessions, functions=ToldFunctions(), timeline=told_spans)
 
         @asynccontextmanager
         async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ import errno
 import ssl
 import time
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ class Origin(NamedTuple):
     authority: str  # as the host header says it
 
     @classmethod
+    @lru_cache(4096)  # each request names its site by the same
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
