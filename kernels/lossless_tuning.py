@@ -4,26 +4,23 @@ Measured as in tuning.py, into a table of its own: sizes that it lacks are no fa
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from kernels import tuning
 from kernels.linear import linear
 from kernels.lossless import PALETTE, LosslessWeight, num_palettes, pack_lossless, row_bytes
 from kernels.tuning import (
+    MOST_LOSSLESS_TOKENS,
     Clock,
     Sizes,
     SplitKTile,
+    TiledProduct,
     TunedProduct,
-    activations,
     copies_of_weight,
     cuda_seconds,
-    fastest,
     prepare,
 )
 from kernels.warm_up import fake_tensor
@@ -43,14 +40,8 @@ def tune(
         weights = copies_of_weight(rows, columns, device, dtype)
         packed = pack_lossless(weights[0].to(torch.bfloat16).cpu())
         coded = [_copy(packed, device) for _ in weights]
-        plain = coded[0].unpack(dtype)
-        tokens = 1
-        while tokens <= tuning.MOST_LOSSLESS_TOKENS and time.monotonic() < until:
-            sizes, x = Sizes(tokens, rows, columns), activations(tokens, plain)
-            plain_s = (clock or cuda_seconds)([partial(linear, x, weight) for weight in weights])
-            tiles = candidates(sizes)
-            yield fastest(sizes, x, plain, coded, tiles, run, plain_s, clock or cuda_seconds)
-            tokens *= 2
+        product = TiledProduct(coded[0].unpack(dtype), coded, run, candidates, weights, linear)
+        yield from product.measure(MOST_LOSSLESS_TOKENS, clock or cuda_seconds, until)
 
 
 def candidates(sizes: Sizes) -> list[SplitKTile]:

@@ -134,12 +134,8 @@ def tune(
     prepare(device, lambda: _run_all(wanted, dtype))
     for rows, columns in wanted:
         weights = copies_of_weight(rows, columns, device, dtype)
-        tokens = 1
-        while tokens <= MOST_TOKENS and time.monotonic() < until:
-            sizes, plain, x = Sizes(tokens, rows, columns), weights[0], activations(tokens, weights[0])
-            cublas_s = (clock or cuda_seconds)([partial(F.linear, x, weight) for weight in weights])
-            yield fastest(sizes, x, plain, weights, candidates(sizes), run, cublas_s, clock or cuda_seconds)
-            tokens *= 2
+        product = TiledProduct(weights[0], weights, run, candidates, weights, F.linear)
+        yield from product.measure(MOST_TOKENS, clock or cuda_seconds, until)
 
 
 def prepare(device: torch.device, run_all: Callable[[], None]) -> None:
@@ -185,33 +181,38 @@ def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     return result
 
 
-def activations(tokens: int, weight: torch.Tensor) -> torch.Tensor:
-    return torch.randn(tokens, weight.shape[1], device=weight.device).to(weight.dtype)
+class TiledProduct(NamedTuple):
+    """A product with one weight, in a form that has tiles to choose from, beside the one that they have to beat."""
 
+    plain: torch.Tensor  # the weight's numbers
+    weights: Sequence[Any]  # copies of it, in the form that `run` takes
+    run: Callable[..., torch.Tensor]
+    candidates: Callable[[Sizes], list[SplitKTile]]
+    rivals: Sequence[torch.Tensor]  # copies of the weight, in the form that `rival` takes
+    rival: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-def fastest(
-    sizes: Sizes,
-    x: torch.Tensor,
-    plain: torch.Tensor,
-    weights: Sequence[Any],
-    tiles: Iterable[SplitKTile],
-    run: Callable[..., torch.Tensor],
-    plain_s: float,
-    clock: Clock,
-) -> TunedProduct:
-    """`weights`: copies of one, in the form that `run` takes; `plain`: the same numbers."""
-    expected = F.linear(x.double(), plain.double())
-    largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
-    best, best_s = None, plain_s / _LEAST_GAIN
-    for candidate in tiles:
-        error = (run(candidate, x, weights[0]).double() - expected).square().mean().sqrt()
-        if not bool(error <= largest_error):
-            log.error("%s is wrong for %s: error %.3g", candidate, sizes, error.item())
-            continue
-        seconds = clock([partial(run, candidate, x, weight) for weight in weights])
-        if seconds < best_s:
-            best, best_s = candidate, seconds
-    return TunedProduct(sizes, plain_s, best, best_s if best is not None else plain_s)
+    def measure(self, most_tokens: int, clock: Clock, until: float) -> Iterator[TunedProduct]:
+        """Measure it with every number of tokens; none that would begin at `until` or later."""
+        plain, tokens = self.plain, 1
+        while tokens <= most_tokens and time.monotonic() < until:
+            x = torch.randn(tokens, plain.shape[1], device=plain.device).to(plain.dtype)
+            yield self._fastest(Sizes(tokens, *plain.shape), x, clock)
+            tokens *= 2
+
+    def _fastest(self, sizes: Sizes, x: torch.Tensor, clock: Clock) -> TunedProduct:
+        plain_s = clock([partial(self.rival, x, weight) for weight in self.rivals])
+        expected = F.linear(x.double(), self.plain.double())
+        largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
+        best, best_s = None, plain_s / _LEAST_GAIN
+        for candidate in self.candidates(sizes):
+            error = (self.run(candidate, x, self.weights[0]).double() - expected).square().mean().sqrt()
+            if not bool(error <= largest_error):
+                log.error("%s is wrong for %s: error %.3g", candidate, sizes, error.item())
+                continue
+            seconds = clock([partial(self.run, candidate, x, weight) for weight in self.weights])
+            if seconds < best_s:
+                best, best_s = candidate, seconds
+        return TunedProduct(sizes, plain_s, best, best_s if best is not None else plain_s)
 
 
 def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
