@@ -13,7 +13,8 @@ from runtime.functions.bindings.crons import Crons
 from runtime.functions.bindings.durable_objects import STORAGE, ObjectStorage
 from runtime.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from runtime.functions.bindings.registry import Bindings
-from runtime.functions.channel.frames import BindingCall
+from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent
 from runtime.functions.manifest import Manifest
 from runtime.functions.manifest_tables import ConsumerDeclaration
 
@@ -45,10 +46,13 @@ class FunctionBindings:
             return
 
         async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
-            return await functions.queue(services.function, queue, messages)
+            outcome = (await functions.ask(services.function, QueueEvent(UNNUMBERED, queue, messages))).value
+            if not isinstance(outcome, dict) or not isinstance(outcome.get("acked"), list):
+                raise Failure("the consumer gave back nonsense", code="wrong_type")
+            return outcome
 
         async def run(expression: str, scheduled_time_ms: int) -> None:
-            await functions.scheduled(services.function, expression, scheduled_time_ms)
+            await functions.ask(services.function, ScheduledEvent(UNNUMBERED, expression, scheduled_time_ms))
 
         for declared in manifest.consumers:
             self._consumers.append(_consumer(declared, deliver, self._state_dir, services))

@@ -6,10 +6,10 @@ Knows the site file; processes, pools and bindings are built here and known by t
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from msgspec.structs import asdict
 from starlette.types import Scope
@@ -56,6 +56,7 @@ class ServedFunctions:
         self._inference = inference
         self._state_dir, self._site = state_dir, site
         self._services = Services()
+        self._stack = AsyncExitStack()  # of what runs while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
         limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
@@ -75,42 +76,25 @@ class ServedFunctions:
         )
 
     async def __aenter__(self) -> "ServedFunctions":
-        self.usage = FunctionUsage(self._state_dir, self._site, self._account_of)
-        self._services = Services(inference=self._inference, r2=r2_stores(self.config), usage=self.usage)
-        try:
-            await self.functions.__aenter__()
-        except BaseException:
-            self.usage.close()
-            raise
-        try:
+        async with AsyncExitStack() as stack:
+            self.usage = stack.enter_context(closing(FunctionUsage(self._state_dir, self._site, self._account_of)))
+            self._services = Services(inference=self._inference, r2=r2_stores(self.config), usage=self.usage)
+            stack.push_async_callback(self._services.databases.close)
+            await stack.enter_async_context(self.functions)
             if self.config.deployments is not None:
                 secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
-                self.deployed = DeployedFunctions(
-                    self.config.deployments,
-                    self._state_dir / "deployed",
-                    self,
-                    frozenset(self.manifests),
-                    secret,
-                    token,
-                )
+                kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
+                self.deployed = DeployedFunctions(self.config.deployments, kept, self, taken, secret, token)
+                stack.push_async_exit(self.deployed)
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
             if self.deployed is not None:
                 await self.deployed.__aenter__()
-        except BaseException as error:
-            await self.__aexit__(type(error), error, error.__traceback__)
-            raise
+            self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.deployed is not None:
-            await self.deployed.__aexit__(kind, error, trace)
-        await self.functions.__aexit__(kind, error, trace)
-        await self._services.databases.close()
-        if self.usage is not None:
-            self.usage.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     def _computed(self, function: str, cpu_s: float) -> None:
         if self.usage is not None:

@@ -6,7 +6,6 @@ Nothing else of this package is a site's business; what a site gives is named in
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from starlette.requests import Request
@@ -48,10 +47,8 @@ class FunctionsService:
         await self.served.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.served.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self.served.__aexit__()
 
     def routes(self) -> list[BaseRoute]:
         """The routes of requests to functions, and of what routers ask about deployed ones."""

@@ -92,7 +92,7 @@ async def test_a_function_gets_the_requests_span_and_its_calls_are_in_the_trace(
             inputs = {"messages": CHAT["messages"]}
             await subrequests.answer(BindingCall(1, "AI", "run", [MODEL, inputs], within=7), None)
             assert asked["traceparent"]
-            subrequests.forget([7])
+            subrequests.forget(7)
         spans = named(receiver)
         invocation = spans["invoke hello"]
         assert attributes(invocation) == {"faas.name": "hello", "faas.trigger": "http"}

@@ -16,7 +16,7 @@ import msgspec
 from runtime.functions.bindings.database import Database, Databases, create
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.usage import FunctionUsage
-from runtime.functions.channel import Failure
+from runtime.functions.channel import Failure, frames
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import Manifest
 
@@ -62,33 +62,15 @@ class Called(Protocol):
 
 
 class Functions(Protocol):
-    """The site's functions, as bindings call them. `options` may name a Durable Object: {object: class, id, name}."""
+    """The site's functions, as bindings call them. An event's `options` may name a Durable Object: {object: class, id, name}."""
+
+    async def ask(self, function: str, event: frames.FunctionEvent) -> Called:
+        """Have a function handle an event."""
 
     async def fetch(
-        self,
-        function: str,
-        entrypoint: str,
-        method: str,
-        url: str,
-        headers: list[tuple[str, str]],
-        body: Body | bytes,
-        options: Mapping[str, Any] | None = None,
-    ) -> FunctionResponse: ...
-
-    async def rpc(
-        self,
-        function: str,
-        entrypoint: str,
-        method: str,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        options: Mapping[str, Any] | None = None,
-    ) -> Called: ...
-
-    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
-        """Deliver a batch: {acked: [id], retried: [{id, delay_s}]}"""
-
-    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None: ...
+        self, function: str, event: frames.FetchEvent, body: Body | None = None, *, is_socket: bool = False
+    ) -> FunctionResponse:
+        """Send a request to a function; with `is_socket` the body is a WebSocket's messages."""
 
     def add(self, manifest: Manifest) -> None:
         """Serve a further function. Raises ManifestError."""

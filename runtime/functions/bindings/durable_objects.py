@@ -21,6 +21,7 @@ from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stal
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.bindings.sql import SqlError
+from runtime.functions.channel.frames import UNNUMBERED, RpcEvent
 from runtime.functions.manifest_tables import Migration
 
 STORAGE = "@objects"  # no binding of a manifest can have this name
@@ -145,7 +146,7 @@ class ObjectStorage(Binding):
 
         async def ring(key: ObjectKey, called: str, args: list[Any]) -> None:
             options = {"object": key.class_name, "id": key.id, "name": None, "internal": True}
-            await functions.rpc(function, key.class_name, called, args, {}, options)
+            await functions.ask(function, RpcEvent(UNNUMBERED, key.class_name, called, args, options=options))
 
         path = directory / "alarms.sqlite"
         return cls(store, services.databases.get(path, lambda path: Alarms(path, store, ring)))

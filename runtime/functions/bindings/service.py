@@ -8,6 +8,7 @@ import msgspec
 from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
 from runtime.functions.channel import StreamingReply
+from runtime.functions.channel.frames import UNNUMBERED, FetchEvent, RpcEvent
 
 
 class RpcCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,10 +52,10 @@ async def fetched(
     options: dict[str, Any],
 ) -> Any:
     """Return a function's response as it crosses a channel."""
-    sent = request.body if body is None else body
-    if request.web_socket:
-        options = {**options, "websocket": True}
-    response = await functions.fetch(function, entrypoint, request.method, request.url, request.headers, sent, options)
+    sent = (request.method, request.url, request.headers, request.body if body is None else b"")
+    event = FetchEvent(UNNUMBERED, *sent, entrypoint=entrypoint, options=options)
+    is_socket = request.web_socket and body is not None
+    response = await functions.fetch(function, event, body, is_socket=is_socket)
     value = {"status": response.status, "headers": response.headers, "web_socket": response.status == 101}
     return StreamingReply(value, response.stream) if response.stream is not None else {**value, "body": response.body}
 
@@ -63,5 +64,6 @@ async def called(
     functions: Functions, function: str, entrypoint: str, request: RpcCall, options: dict[str, Any]
 ) -> Any:
     """Return what a function's method gives, as it crosses a channel."""
-    found = await functions.rpc(function, entrypoint, request.name, request.args, request.kwargs, options)
+    event = RpcEvent(UNNUMBERED, entrypoint, request.name, request.args, request.kwargs, options=options)
+    found = await functions.ask(function, event)
     return found.value if found.body is None else StreamingReply(found.value, found.body)

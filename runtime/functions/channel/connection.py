@@ -10,6 +10,8 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from runtime.functions.channel import frames
 from runtime.functions.channel.blocking import BlockingExchange
 from runtime.functions.channel.exchanges import (
@@ -98,16 +100,13 @@ class Channel(asyncio.Protocol):
     ) -> ExchangeResult:
         """Call a binding's method with a body sent along, or whose answer is a value and a stream."""
         sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
-        within = current_request.get()
-
-        def call(id: int) -> BindingCall:
-            return BindingCall(id, binding, method, sent_args, sent_kwargs, body is not None, within)
-
+        within, is_streamed = current_request.get(), body is not None
+        call = BindingCall(self.new_id(), binding, method, sent_args, sent_kwargs, is_streamed, within)
         return await self.request(call, body)
 
     def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
         """Call a binding's method from code that cannot await: the event loop is blocked until the answer is here. Counts as part of no request."""
-        sent = self._outgoing_call(BindingCall(self._new_id(), binding, method, [], frames.plain(kwargs, method)))
+        sent = self._outgoing_call(BindingCall(self.new_id(), binding, method, [], frames.plain(kwargs, method)))
         try:
             assert self._blocking is not None
             self._blocking.exchange_until(sent.result.done)
@@ -131,11 +130,11 @@ class Channel(asyncio.Protocol):
         finally:
             result.body.cancel()
 
-    async def request(
-        self, frame: Callable[[int], frames.Request], body: AsyncIterator[bytes] | None = None
-    ) -> ExchangeResult:
-        """Run an exchange; `frame` makes its first message from the id. Cancelling this cancels it at the other end. Raises Failure."""
-        sent = self._outgoing_call(frame(self._new_id()))
+    async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
+        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id. Cancelling this cancels it at the other end. Raises Failure."""
+        if frame.id == frames.UNNUMBERED:
+            frame = replace(frame, id=self.new_id())
+        sent = self._outgoing_call(frame)
         if body is not None:
             sent.feeder = asyncio.ensure_future(feed(self, sent.id, body, sent.credit))
             sent.feeder.add_done_callback(ignore_result)
@@ -147,8 +146,8 @@ class Channel(asyncio.Protocol):
             sent.end()
             raise
 
-    def _new_id(self) -> int:
-        """Raises ChannelClosed."""
+    def new_id(self) -> int:
+        """Return the id of an exchange to be begun here. Raises ChannelClosed."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         return self._open.new_id()
@@ -165,7 +164,7 @@ class Channel(asyncio.Protocol):
 
     async def ping(self) -> None:
         """Return when the other side's event loop has answered. Raises ChannelClosed."""
-        id = self._new_id()
+        id = self.new_id()
         self._pings[id] = asyncio.get_running_loop().create_future()
         self.write(frames.Ping(id))
         try:

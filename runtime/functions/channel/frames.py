@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 LENGTH_BYTES = 4
+UNNUMBERED = -1  # the id of a request that no channel has yet
 DATE, SET = "$date", "$set"
 
 
@@ -114,7 +115,8 @@ class Note(Frame, frozen=True, tag="note"):
     value: Any = None
 
 
-Request = BindingCall | FetchEvent | ScheduledEvent | QueueEvent | RpcEvent
+FunctionEvent = FetchEvent | ScheduledEvent | QueueEvent | RpcEvent  # what a function handles
+Request = BindingCall | FunctionEvent
 AnyFrame = (
     BindingCall
     | FetchEvent

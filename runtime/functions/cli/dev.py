@@ -18,6 +18,7 @@ from starlette.routing import Route
 from runtime.app import SiteApp, build_app
 from runtime.cli.errors import CliError
 from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import UNNUMBERED, ScheduledEvent
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from runtime.functions.routes.invocations import FunctionRoute, at_paths
 from runtime.functions.served import ServedFunctions
@@ -171,7 +172,8 @@ class _ScheduledTrigger:
         at_ms = given.get("time", "")
         scheduled_time_ms = int(at_ms) if at_ms.isascii() and at_ms.isdigit() else int(time.time() * 1000)
         try:
-            await self._served.functions.scheduled(self._name, given.get("cron", ""), scheduled_time_ms)
+            event = ScheduledEvent(UNNUMBERED, given.get("cron", ""), scheduled_time_ms)
+            await self._served.functions.ask(self._name, event)
         except Failure as failure:
             return PlainTextResponse(failure.detail or failure.message, 500)
         return PlainTextResponse("ok")

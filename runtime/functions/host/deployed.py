@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from wire import durable
@@ -196,7 +197,8 @@ class DeployedFunctions:
             return
         try:
             url = f"http://health.internal{version.health_path}"
-            response = await self._serving.functions.fetch(pool, "default", "GET", url, [("host", "health")], b"")
+            health_call = FetchEvent(UNNUMBERED, "GET", url, [("host", "health")])
+            response = await self._serving.functions.fetch(pool, health_call)
             if response.stream is not None:
                 async for _ in response.stream:
                     pass

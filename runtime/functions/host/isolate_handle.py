@@ -6,8 +6,11 @@ What it uses is watched from here and not in the isolate (isolate_watch.py).
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 
-from runtime.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, Inbound, frames
+from msgspec.structs import replace
+
+from runtime.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
 from runtime.functions.host.control_messages import Boot
 from runtime.functions.host.faults import Fault, fault_of
 from runtime.functions.host.isolate_process import EXIT_REPORT_S, IsolateProcess
@@ -92,53 +95,40 @@ class IsolateHandle:
 
     async def ask(
         self,
-        frame: Callable[[int], frames.Request],
-        body: AsyncIterator[bytes] | None,
-        wall_s: float,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None = None,
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Send a request. Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a
-        WebSocket's: read it or cancel it."""
+        """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
+        request, unless it is a WebSocket's: read it or cancel it."""
         assert self._channel is not None
-        ids: list[int] = []
-        ends_at = asyncio.get_running_loop().time() + wall_s
-
-        def numbered(id: int) -> frames.Request:
-            ids.append(id)
-            self.work.begin(id)
-            self._subrequests.begin(id)
-            return frame(id)
-
+        ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
-            async with asyncio.timeout_at(ends_at):
-                result = await self._channel.request(numbered, body)
+            with ExitStack() as request:
+                id = self._channel.new_id()
+                self.work.begin(id)
+                self._subrequests.begin(id)
+                request.callback(self._done, id)
+                async with asyncio.timeout_at(ends_at):
+                    result = await self._channel.request(replace(event, id=id), body)
+                self.process.history.answered()
+                if result.body is None:
+                    return result
+                if is_socket and result.value.get("web_socket") is True:
+                    # It may last for hours, and what it computes is counted with the isolate's other sockets.
+                    self.work.sockets += 1
+                    stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                else:
+                    stream = ResponseStream(self, result.body, ends_at, request.pop_all().close)
+                return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
-            self._done(ids)
-            raise Fault(f"the function has not answered within {wall_s:g} s", code="wall_time", status=500) from None
+            sentence = f"the function has not answered within {self.limits.wall_s:g} s"
+            raise Fault(sentence, code="wall_time", status=500) from None
         except ChannelClosed:
-            self._done(ids)
             raise await self.exit_fault() from None
         except Failure as failure:
-            self._done(ids)
             raise fault_of(failure) from None
-        except BaseException:
-            self._done(ids)
-            raise
-        self.process.history.answered()
-        if result.body is None:
-            self._done(ids)
-            return result
-        if is_socket and result.value.get("web_socket") is True:
-            return ExchangeResult(result.value, self._opened_socket(ids, result.body))  # type: ignore[arg-type]
-        stream = ResponseStream(self, result.body, ends_at, lambda: self._done(ids))
-        return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
-
-    def _opened_socket(self, ids: list[int], body: Inbound) -> ResponseStream:
-        """Turn a request into an open socket: it may last for hours, and what it computes is counted with the isolate's other sockets."""
-        self._done(ids)
-        self.work.sockets += 1
-        return ResponseStream(self, body, None, self.work.close_socket)
 
     async def sent_chunk(self, size: int) -> None:
         """Count a piece of a stream as an answer, and wait until the next one may be sent."""
@@ -148,9 +138,9 @@ class IsolateHandle:
     def stream_failed(self, fault: Fault) -> None:
         self._on_fault(self, fault)
 
-    def _done(self, ids: list[int]) -> None:
-        self.work.end(ids)
-        self._subrequests.forget(ids)
+    def _done(self, id: int) -> None:
+        self.work.end(id)
+        self._subrequests.forget(id)
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):

@@ -28,9 +28,8 @@ class IsolateWork:
     def begin(self, id: int) -> None:
         self.requests[id] = 0.0
 
-    def end(self, ids: list[int]) -> None:
-        for id in ids:
-            self.requests.pop(id, None)
+    def end(self, id: int) -> None:
+        self.requests.pop(id, None)
         self.idle_since = _now()
 
     def close_socket(self) -> None:

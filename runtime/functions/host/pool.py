@@ -68,14 +68,13 @@ class FunctionPool:
 
     async def ask(
         self,
-        frame: Callable[[int], frames.Request],
+        event: frames.FunctionEvent,
         body: AsyncIterator[bytes] | None = None,
         *,
-        wall_s: float | None = None,
         is_pinned: bool = False,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Send a request to an isolate. `is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises
+        """Have an isolate handle an event. `is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises
         Fault."""
         self.num_asked += 1
         await self._packages.install()
@@ -86,7 +85,7 @@ class FunctionPool:
             raise Failure(sentence, code="overloaded", status=503)
         isolate.work.has_objects = isolate.work.has_objects or is_pinned
         try:
-            return await isolate.ask(frame, body, wall_s or self.limits.wall_s, is_socket=is_socket)
+            return await isolate.ask(event, body, is_socket=is_socket)
         except Fault as fault:
             self.num_failed += 1
             self._failed(isolate, fault)

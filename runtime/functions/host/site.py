@@ -5,11 +5,13 @@ Use as `async with`. What their processes are made from is process_supply.py's.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from runtime.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
 from runtime.functions.host.answer_headers import checked_headers
@@ -29,6 +31,9 @@ log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
 IDLE_S = 0.2  # more while nobody asks
+TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
+    frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
+}  # fmt: skip
 
 
 class OpenBindings(Protocol):
@@ -163,31 +168,38 @@ class SiteFunctions:
         if old is not None:
             self._keep(self._end(old, old_bindings))
 
+    async def ask(
+        self,
+        function: str,
+        event: frames.FunctionEvent,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        is_socket: bool = False,
+    ) -> ExchangeResult:
+        """Have a function handle an event. Raises Failure with status 404 where there is no such function, Fault where it failed."""
+        pool = self.pools.get(self.names.get(function, function))
+        if pool is None:
+            known = ", ".join(sorted(self.pools)) or "none"
+            sentence = f"this site has no function named {function[:64]!r}; it has {known}"
+            raise Failure(sentence, code="not_found", status=404)
+        is_pinned = isinstance(event, frames.FetchEvent | frames.RpcEvent) and "object" in event.options
+        with self.trace(pool.manifest.name, TRIGGERS[type(event)]):
+            return await pool.ask(event, body, is_pinned=is_pinned, is_socket=is_socket)
+
     async def fetch(
         self,
         function: str,
-        entrypoint: str,
-        method: str,
-        url: str,
-        headers: list[tuple[str, str]],
-        body: AsyncIterator[bytes] | bytes,
-        options: Mapping[str, Any] | None = None,
+        event: frames.FetchEvent,
+        body: AsyncIterator[bytes] | None = None,
+        *,
+        is_socket: bool = False,
     ) -> Response:
-        """Send a request to a function. Raises Failure with status 404 where there is no such function, Fault where it failed. With the option
-        `websocket` the body is a WebSocket's messages, and so is the stream of a response with the status 101."""
-        further = dict(options or {})
-        is_socket = bool(further.pop("websocket", False)) and not isinstance(body, bytes)
-        if is_socket:
-            further["websocket"] = self.limits.socket_message_bytes
-        whole = body if isinstance(body, bytes) else b""
-        stream = None if isinstance(body, bytes) else body
-
-        def frame(id: int) -> frames.FetchEvent:
-            return frames.FetchEvent(id, method, url, headers, whole, stream is not None, entrypoint, further)
-
-        pool = self._pool(function)
-        with self.trace(pool.manifest.name, "http"):
-            result = await pool.ask(frame, stream, is_pinned="object" in further, is_socket=is_socket)
+        """Send a request to a function. With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101.
+        Raises as `ask` does."""
+        if body is not None:
+            options = {**event.options, "websocket": self.limits.socket_message_bytes} if is_socket else event.options
+            event = replace(event, streamed=True, options=options)
+        result = await self.ask(function, event, body, is_socket=is_socket)
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
@@ -198,54 +210,14 @@ class SiteFunctions:
             raise
         return response
 
-    async def static(self, function: str, method: str, url: str, headers: list[tuple[str, str]]) -> Response | None:
+    async def static(self, function: str, event: frames.FetchEvent) -> Response | None:
         """Return what a file of the function answers without it; None: the function is to be asked."""
         bindings = self._bindings.get(self.names.get(function, function))
-        found = None if bindings is None else await bindings.static(method, url, headers)
+        found = None if bindings is None else await bindings.static(event.method, event.url, event.headers)
         if found is None:
             return None
         value, stream = (found.value, found.body) if isinstance(found, StreamingReply) else (found, None)
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
-
-    async def rpc(
-        self,
-        function: str,
-        entrypoint: str,
-        method: str,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        options: Mapping[str, Any] | None = None,
-    ) -> ExchangeResult:
-        def frame(id: int) -> frames.RpcEvent:
-            return frames.RpcEvent(id, entrypoint, method, args, kwargs, options=dict(options or {}))
-
-        pool = self._pool(function)
-        with self.trace(pool.manifest.name, "other"):
-            return await pool.ask(frame, is_pinned="object" in (options or {}))
-
-    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> Mapping[str, Any]:
-        """Deliver a batch. Returns which messages the consumer acknowledged and which are to come again: {acked: [id], retried: [{id, delay_s}]}"""
-        pool = self._pool(function)
-        with self.trace(pool.manifest.name, "pubsub"):
-            result = await pool.ask(lambda id: frames.QueueEvent(id, queue, messages))
-        value = result.value
-        if not isinstance(value, dict) or not isinstance(value.get("acked"), list):
-            raise Failure("the consumer gave back nonsense", code="wrong_type")
-        return value
-
-    async def scheduled(self, function: str, cron: str, scheduled_time_ms: int) -> None:
-        pool = self._pool(function)
-        with self.trace(pool.manifest.name, "timer"):
-            await pool.ask(lambda id: frames.ScheduledEvent(id, cron, scheduled_time_ms))
-
-    def _pool(self, function: str) -> FunctionPool:
-        pool = self.pools.get(self.names.get(function, function))
-        if pool is None:
-            known = ", ".join(sorted(self.pools)) or "none"
-            raise Failure(
-                f"this site has no function named {function[:64]!r}; it has {known}", code="not_found", status=404
-            )
-        return pool
 
     def _subrequests_of(self, name: str, manifest: Manifest) -> SubrequestHandler:
         async def on_subrequest(frame: frames.Request | Dial, body: Inbound | None) -> Any:

@@ -54,10 +54,9 @@ class Subrequests:
         if parent := CURRENT.get():
             self._parents[id] = parent
 
-    def forget(self, ids: list[int]) -> None:
-        for id in ids:
-            self._counts.pop(id, None)
-            self._parents.pop(id, None)
+    def forget(self, id: int) -> None:
+        self._counts.pop(id, None)
+        self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
         if within not in self._work.requests:  # what works on behind its response, and what only says so

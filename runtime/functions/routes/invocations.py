@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.connection import AnswerCut, answering, header, response_start, send_json
 from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.answer_headers import confined_headers
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.site import Response
@@ -90,12 +91,9 @@ class FunctionRoute:
         """Return what the function sends, once it has taken the socket. None: the client has its answer already."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
-            pool, headers = await self._served.pool_of(name, scope), _headers(scope, self._name is None, name)
-            headers += [("connection", "Upgrade"), ("upgrade", "websocket")]
-            url, options = self._url(scope, name), {"websocket": True, "cf": _cf(scope)}
-            response = await self._functions.fetch(pool, "default", "GET", url, headers, messages, options)
-            if self._name is None:
-                response = response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
+            pool, event = await self._served.pool_of(name, scope), self._event(scope, name, "GET")
+            event.headers.extend([("connection", "Upgrade"), ("upgrade", "websocket")])
+            response = self._told(await self._functions.fetch(pool, event, messages, is_socket=True), name)
             if response.status != 101:
                 await _send(response, "GET", answer)
                 return None
@@ -130,22 +128,17 @@ class FunctionRoute:
     async def _answer(self, name: str, scope: Scope, body: "bytes | UploadStream", send: Send) -> None:
         started = False
         try:
-            pool, url, headers = (
-                await self._served.pool_of(name, scope),
-                self._url(scope, name),
-                _headers(scope, self._name is None, name),
-            )
-            response = await self._functions.static(pool, scope["method"], url, headers)
+            pool = await self._served.pool_of(name, scope)
+            whole, stream = (body, None) if isinstance(body, bytes) else (b"", aiter(body))
+            event = self._event(scope, name, scope["method"], whole)
+            response = await self._functions.static(pool, event)
             if response is not None and self._name is None:
                 response = _below(response, f"/fn/{name}")
             if response is None:
-                sent = body if isinstance(body, bytes) else aiter(body)
-                options = {"cf": _cf(scope)}
-                response = await self._functions.fetch(pool, "default", scope["method"], url, headers, sent, options)
-            if self._name is None:
-                response = response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
+                response = await self._functions.fetch(pool, event, stream)
             started = True
-            await _send(response, scope["method"], send if isinstance(body, bytes) else body.beside(send))
+            sending = send if isinstance(body, bytes) else body.beside(send)
+            await _send(self._told(response, name), scope["method"], sending)
         except Fault as fault:
             if started:
                 raise AnswerCut from None  # the server closes the connection, which tells the client that the answer is not whole
@@ -155,6 +148,17 @@ class FunctionRoute:
                 log.warning("an answer of %s was cut off: %s", name, failure.message)
                 raise AnswerCut from None
             raise _refusal(failure) from None
+
+    def _event(self, scope: Scope, name: str, method: str, body: bytes = b"") -> FetchEvent:
+        """Return the request as the function sees it."""
+        headers = _headers(scope, self._name is None, name)
+        return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
+
+    def _told(self, response: Response, name: str) -> Response:
+        """Return the response with its headers confined to the function's path, where others share the host."""
+        if self._name is not None:
+            return response
+        return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 
     async def _tell(self, fault: Fault, scope: Scope, send: Send) -> None:
         """Tell the client that the function failed; why is the author's to know, unless the site shows it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.isolation import IsolationError
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.site import Response, SiteFunctions
@@ -58,15 +59,12 @@ class Served:
         headers: Any = (),
         **options: Any,
     ) -> Response:
-        return await self.functions.fetch(
-            name,
-            options.pop("entrypoint", "default"),
-            method,
-            f"http://host{path}",
-            list(headers),
-            body,
-            options or None,
+        whole, stream = (body, None) if isinstance(body, bytes) else (b"", body)
+        entrypoint, is_socket = options.pop("entrypoint", "default"), options.pop("websocket", False)
+        event = FetchEvent(
+            UNNUMBERED, method, f"http://host{path}", list(headers), whole, entrypoint=entrypoint, options=options
         )
+        return await self.functions.fetch(name, event, stream, is_socket=is_socket)
 
     async def get(self, path: str = "/", **options: Any) -> bytes:
         response = await self.ask(path, **options)

@@ -21,13 +21,9 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
     joint = Joint() if asks_for_socket(request.headers) else None
     if joint is not None:
         stream, further = joint.body, {**further, "websocket": True}
-
-    def frame(id: int) -> frames.FetchEvent:
-        return frames.FetchEvent(
-            id, request.method, request.url, headers, whole or b"", stream is not None, options=further, within=within
-        )
-
-    return await answered(host.channel().request(frame, stream), joint)
+    sent = (request.method, request.url, headers, whole or b"", stream is not None)
+    event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=further, within=within)
+    return await answered(host.channel().request(event, stream), joint)
 
 
 def connect(url: str, protocols: list[str]) -> WebSocket:
@@ -37,16 +33,13 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
     socket, within = joint.socket, current_request.get()
     socket.url = url
     socket.accept()
-
-    def frame(id: int) -> frames.FetchEvent:
-        options = {"redirect": "manual", "websocket": True}
-        return frames.FetchEvent(
-            id, "GET", url, request.headers.multi_items(), b"", True, options=options, within=within
-        )
+    sent = ("GET", url, request.headers.multi_items(), b"", True)
+    options = {"redirect": "manual", "websocket": True}
+    event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=options, within=within)
 
     async def opened() -> None:
         try:
-            response = await answered(host.channel().request(frame, joint.body), joint)
+            response = await answered(host.channel().request(event, joint.body), joint)
         except Failure as failure:
             await socket._fire(ErrorEvent(socket, failure.message))
             return

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.functions.bindings.binding import BindingError
 from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import FetchEvent, RpcEvent
 from tests.runtime.functions.bindings.conftest import Wire
 
 pytest.importorskip("workers.outbound")
@@ -113,21 +114,16 @@ class Functions:
     def __init__(self) -> None:
         self.options: list[Any] = []
 
-    async def fetch(
-        self, function: str, entrypoint: str, method: str, url: str, headers: Any, body: Any, options: Any = None
-    ) -> Response:
-        self.options.append(options)
-        sent = body if isinstance(body, bytes) else b"".join([chunk async for chunk in body])
-        return Response(
-            201, [("x-entry", entrypoint), ("x-got", dict(headers).get("x-asked", ""))], b"", once(sent.upper())
-        )
+    async def fetch(self, function: str, event: FetchEvent, body: Any = None, *, is_socket: bool = False) -> Response:
+        self.options.append(event.options)
+        sent = event.body if body is None else b"".join([chunk async for chunk in body])
+        told = [("x-entry", event.entrypoint), ("x-got", dict(event.headers).get("x-asked", ""))]
+        return Response(201, told, b"", once(sent.upper()))
 
-    async def rpc(
-        self, function: str, entrypoint: str, method: str, args: list[Any], kwargs: dict[str, Any], options: Any = None
-    ) -> Called:
-        if method != "addAll":
-            raise Failure(f"{entrypoint} has no method {method!r}", code="no_method", name="TypeError")
-        return Called({"sum": sum(args) + kwargs.get("more", 0), "function": function})
+    async def ask(self, function: str, event: RpcEvent) -> Called:
+        if event.method != "addAll":
+            raise Failure(f"{event.entrypoint} has no method {event.method!r}", code="no_method", name="TypeError")
+        return Called({"sum": sum(event.args) + event.kwargs.get("more", 0), "function": function})
 
 
 async def once(data: bytes) -> AsyncIterator[bytes]:

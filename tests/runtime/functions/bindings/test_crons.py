@@ -14,6 +14,7 @@ from runtime.functions.bindings.binding import Services
 from runtime.functions.bindings.crons import Crons
 from runtime.functions.bindings.database import Database, Databases, create
 from runtime.functions.channel import Failure
+from runtime.functions.channel.frames import ScheduledEvent
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.manifest import ManifestError, load_manifest
 from tests.asgi import eventually
@@ -123,8 +124,8 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypat
     monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
 
     class Functions:
-        async def scheduled(self, function: str, expression: str, scheduled_time_ms: int) -> None:
-            fired.append((function, expression, scheduled_time_ms))
+        async def ask(self, function: str, event: ScheduledEvent) -> None:
+            fired.append((function, event.cron, event.scheduled_time_ms))
 
     services = Services(databases=Databases())
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]

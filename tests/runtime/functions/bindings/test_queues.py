@@ -15,7 +15,8 @@ from runtime.functions.bindings import queues
 from runtime.functions.bindings.binding import BindingError, Services
 from runtime.functions.bindings.database import DatabaseError, Databases
 from runtime.functions.bindings.queues import Queue, QueueConsumer, Settings
-from runtime.functions.channel import Failure
+from runtime.functions.channel import ExchangeResult, Failure
+from runtime.functions.channel.frames import QueueEvent
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.manifest import BindingDeclaration, Manifest
 from runtime.functions.manifest_tables import ConsumerDeclaration as Declared
@@ -219,9 +220,9 @@ class Site:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    async def queue(self, function: str, queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        assert (function, queue) == ("hello", "jobs")
-        return await self._handler(queue, messages)
+    async def ask(self, function: str, event: QueueEvent) -> ExchangeResult:
+        assert (function, event.queue) == ("hello", "jobs")
+        return ExchangeResult(await self._handler(event.queue, event.messages), None)
 
 
 async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,7 +64,8 @@ class Made:
         self.isolate, self.child, self.channel, self.asked = isolate, zygote.child, channel, zygote.asked
 
     async def ask(self, wall_s: float = 60.0) -> Any:
-        return await self.isolate.ask(lambda id: frames.FetchEvent(id, "GET", "http://host/", []), None, wall_s)
+        self.isolate.limits = replace(self.isolate.limits, wall_s=wall_s)
+        return await self.isolate.ask(frames.FetchEvent(frames.UNNUMBERED, "GET", "http://host/"))
 
 
 @pytest.fixture
