@@ -67,7 +67,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.preemption.has_work
+        return bool(self.running or self.waiting)
 
     @property
     def is_full(self) -> bool:

@@ -109,6 +109,7 @@ class BootstrapLoader:
 
     def _begin(self) -> None:
         self._serving = None  # what is mapped for it is its host's alone, and goes with it
+        self._begin_at = math.inf
         self._loader.start()
 
 

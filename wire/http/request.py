@@ -112,13 +112,17 @@ class RequestReader:
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
         """`num_open`: how many requests are not answered yet. Only one that is alone can become a WebSocket."""
         self._events, self._num_open = [], num_open
-        more: bytes | None = data
+        rest: bytes | None = data
         try:
             if self._is_at_start and data.startswith(_HTTP2):
                 raise ApiError("http_version_not_supported", "HTTP/2 is not offered here: send HTTP/1.1")
             self._is_at_start = False
-            while more is not None:
-                more = self._parsed(more)
+            while rest is not None:
+                try:
+                    self._parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = self._upgrade(rest[upgrade.args[0] :])
             if self.is_in_head:
                 self._fed_bytes += len(data)
                 if self._fed_bytes > self._max_head_bytes:
@@ -132,17 +136,9 @@ class RequestReader:
             self._events.append(Refused(refusal or ApiError("invalid_request", sentence)))
         return self._events
 
-    def _parsed(self, data: bytes) -> bytes | None:
-        """Return what is to be parsed next: a wish for another protocol that is not granted begins again without that."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return self._upgrade(data[upgrade.args[0] :])
-        return None
-
     def _upgrade(self, rest: bytes) -> bytes | None:
         """Pass over any wish but a WebSocket's, as RFC 9110 (7.8) allows, and so h2c, which RFC 9113 has removed: it would lead past whatever a front
-        judges by paths."""
+        judges by paths. Return what is to be parsed next: a request whose wish is not granted begins again without that."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise ApiError("invalid_request", "there are no tunnels here: send plain HTTP/1.1")
