@@ -116,6 +116,7 @@ class HostClient(ABC):
 
     def __init__(self, greeting: Hello) -> None:
         self._greeting = greeting  # every host's first command, whatever is asked first
+        self._has_begun = False
         self._streams: dict[str, _OutputQueue] = {}
         self._greetings: PendingCalls[HostReady] = PendingCalls()
         self._loads: PendingCalls[ModelInfo] = PendingCalls()
@@ -181,16 +182,21 @@ class HostClient(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
-    @abstractmethod
     def _start(self) -> None:
-        """Greet the host and begin to receive, once, in the running event loop; raise if the host is dead."""
+        """Greet the host and begin to receive, once, in the running event loop. Raises EngineError if the host is dead."""
+        if self.death is not None:
+            raise EngineError("engine_error", self.death)
+        if not self._has_begun:
+            self._has_begun = True
+            self._connect()
+            self._send(self._greeting)
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Begin to receive."""
 
     @abstractmethod
     def _send(self, command: Command) -> None: ...
-
-    def _assert_alive(self) -> None:
-        if self.death is not None:
-            raise EngineError("engine_error", self.death)
 
     def _handle(self, event: Event) -> None:
         self.last_event_at = time.monotonic()

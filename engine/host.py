@@ -82,13 +82,13 @@ class EngineHost:
             self._send_ready()
             if not self._models.collect():
                 self.stop()
-            working = [model for model in self._models.served if model.engine.has_work]
+            working = [model for model in self._models.served.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
             if self._broken is not None:
                 break
             if stepped or self._has_outputs() or self._frames.until_heartbeat_s <= 0:
                 self._send_frame(stepped)
-            for model in self._models.served:
+            for model in self._models.served.values():
                 model.engine.on_idle()
             self._waits_for_blocks = bool(working) and not stepped
             if self._waits_for_blocks:
@@ -103,9 +103,9 @@ class EngineHost:
     def _receive_timeout_s(self) -> float:
         if self._waits_for_blocks:
             return _TIER_POLL_S
-        if self._frames.has_outputs or any(model.engine.has_work for model in self._models.served):
+        if self._frames.has_outputs or any(model.engine.has_work for model in self._models.served.values()):
             return 0.0
-        if self._models.are_loading or self._owes_ready:
+        if self._models.loading or self._owes_ready:
             return _LOADING_POLL_S
         return max(0.0, self._frames.until_heartbeat_s)
 
@@ -114,7 +114,7 @@ class EngineHost:
             case Submit():
                 self._submit(command)
             case Abort(sequence_id):
-                for model in self._models.served:
+                for model in self._models.served.values():
                     model.engine.abort(sequence_id)
             case LoadModel(spec):
                 self._models.load(spec)
@@ -123,17 +123,17 @@ class EngineHost:
             case Hello():
                 self._owes_ready = True
             case FrontEndGone():
-                for model in self._models.served:
+                for model in self._models.served.values():
                     model.engine.abort_all()
             case Shutdown():
                 self.stop()
 
     def _submit(self, submit: Submit) -> None:
-        if any(model.engine.has(submit.sequence_id) for model in self._models.served):
+        if any(model.engine.has(submit.sequence_id) for model in self._models.served.values()):
             # Its front end has refused the second. From here an error of that id would reach, and end, the first.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
-        model = self._models.get(submit.model)
+        model = self._models.served.get(submit.model)
         if model is not None:
             model.engine.submit(submit)
             return
@@ -168,10 +168,10 @@ class EngineHost:
             self._frames.note_progress()
 
     def _has_outputs(self) -> bool:
-        return self._frames.has_outputs or any(model.engine.has_outputs for model in self._models.served)
+        return self._frames.has_outputs or any(model.engine.has_outputs for model in self._models.served.values())
 
     def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
-        if self._frames.send(self._models.served, stepped):
+        if self._frames.send(self._models.served.values(), stepped):
             self._failed_steps = 0
 
 

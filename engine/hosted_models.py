@@ -3,7 +3,6 @@
 Knows which answers of the loader are still wanted; refuses to know sequences, steps and when to look.
 """
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from engine.loader import Loader, ServedModel
@@ -21,30 +20,19 @@ class HostedModels:
         self._loader = loader
         self._transport = transport
         self._frames = frames
-        self._served: dict[str, ServedModel] = {}
-        self._loading: dict[str, ModelSpec] = {}
+        self.served: dict[str, ServedModel] = {}  # by name
+        self.loading: dict[str, ModelSpec] = {}  # likewise; some may be served by other means meanwhile
         self._arriving: list[LoadedModel] = []  # loaded; what others have of their cache is still to be left
 
-    @property
-    def served(self) -> Collection[ServedModel]:
-        return self._served.values()
-
-    def get(self, name: str) -> ServedModel | None:
-        return self._served.get(name)
-
-    @property
-    def are_loading(self) -> bool:
-        return bool(self._loading)
-
     def why_missing(self, name: str) -> str:
-        state = "is still loading" if name in self._loading else "is not loaded"
-        return f"model {name!r} {state}; loaded are: {', '.join(sorted(self._served)) or 'none'}"
+        state = "is still loading" if name in self.loading else "is not loaded"
+        return f"model {name!r} {state}; loaded are: {', '.join(sorted(self.served)) or 'none'}"
 
     def load(self, spec: ModelSpec) -> None:
-        served = self._served.get(spec.name)
-        known = served.spec if served else self._loading.get(spec.name)
+        served = self.served.get(spec.name)
+        known = served.spec if served else self.loading.get(spec.name)
         if known is None:
-            self._loading[spec.name] = spec
+            self.loading[spec.name] = spec
             stand_in = self._loader.load(spec)
             if stand_in is not None:
                 self._serve(stand_in)
@@ -55,8 +43,8 @@ class HostedModels:
             self._transport.send(ModelReady(served.engine.info))
 
     def unload(self, name: str) -> None:
-        self._loading.pop(name, None)  # its result is thrown away when it comes
-        model = self._served.pop(name, None)
+        self.loading.pop(name, None)  # its result is thrown away when it comes
+        model = self.served.pop(name, None)
         if model is not None:
             model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
             self._frames.add(*model.engine.take_outputs())
@@ -68,15 +56,15 @@ class HostedModels:
         host, which says why."""
         can_go_on = True
         for spec, result in self._loader.take_results():
-            is_wanted = self._loading.get(spec.name) is spec  # else it was unloaded while it loaded
+            is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
             match result:
-                case ModelFailed() if is_wanted and spec.name in self._served:
+                case ModelFailed() if is_wanted and spec.name in self.served:
                     can_go_on = False
                 case ModelFailed() if is_wanted:
-                    del self._loading[spec.name]
+                    del self.loading[spec.name]
                     self._transport.send(result)
                 case LoadProgress() if is_wanted:
-                    if spec.name in self._served:  # what waits for the load in there has a deadline
+                    if spec.name in self.served:  # what waits for the load in there has a deadline
                         self._frames.note_progress()
                     self._transport.send(result)
                 case LoadProgress() | ModelFailed():
@@ -87,13 +75,13 @@ class HostedModels:
         return can_go_on
 
     def close(self) -> None:
-        for model in (*self._served.values(), *self._arriving):
+        for model in (*self.served.values(), *self._arriving):
             model.close()
 
     def _serve(self, model: ServedModel) -> None:
         """Let the model serve from now on, in the place of what has served it so far."""
         name = model.spec.name
-        previous, self._served[name] = self._served.get(name), model
+        previous, self.served[name] = self.served.get(name), model
         if previous is not None:
             self._frames.add(*previous.engine.hand_over_to(model.engine))
             previous.close()
@@ -102,10 +90,10 @@ class HostedModels:
     def _activate(self, loaded: "LoadedModel") -> bool:
         """Let a loaded model serve, or close it where it was unloaded meanwhile. False while its part of the arena is not free."""
         name = loaded.spec.name
-        if self._loading.get(name) is not loaded.spec:
+        if self.loading.get(name) is not loaded.spec:
             loaded.close()
         elif loaded.has_whole_cache():
-            del self._loading[name]
+            del self.loading[name]
             self._serve(loaded)
         else:
             return False

@@ -28,10 +28,7 @@ class InProcessEngineClient(HostClient):
             await asyncio.to_thread(self._thread.join, _LAST_WORD_S)
         self.fail("the client was closed")
 
-    def _start(self) -> None:
-        self._assert_alive()
-        if self._thread is not None:
-            return
+    def _connect(self) -> None:
         from engine.host import EngineHost
         from engine.loader import ModelLoader
         from engine.transport import QueueTransport
@@ -52,7 +49,6 @@ class InProcessEngineClient(HostClient):
 
         self._thread = threading.Thread(target=serve, name="engine-host", daemon=True)
         self._thread.start()
-        self._send(self._greeting)
 
     def _send(self, command: Command) -> None:
         if self.death is None:

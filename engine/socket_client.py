@@ -50,10 +50,7 @@ class SocketEngineClient(HostClient):
         await asyncio.to_thread(self._context.term)  # waits for the last frame, or for its time to run out
         self._context = None
 
-    def _start(self) -> None:
-        self._assert_alive()
-        if self._context is not None:
-            return
+    def _connect(self) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
@@ -65,7 +62,6 @@ class SocketEngineClient(HostClient):
             self._secure(self._keys)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
         self._socket.connect(self._address)
-        self._send(self._greeting)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
         if self._greeting.lease_s is not None:
             self._tasks.append(asyncio.create_task(self._renew(self._greeting.lease_s)))

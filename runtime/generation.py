@@ -149,12 +149,12 @@ class Generation:
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
         self._choices = [
-            _Choice(number, self._prompts[number // request.n], processor)
+            _OpenChoice(number, self._prompts[number // request.n], processor)
             for number, processor in enumerate(processors)
         ]
         self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
         self._measure = measure
-        self._touched: dict[_Choice, None] = {}  # those that have had outputs, in order
+        self._touched: dict[_OpenChoice, None] = {}  # those that have had outputs, in order
         self._error: Exception | None = None  # the first of any sequence
         self._news = asyncio.Event()
 
@@ -168,7 +168,7 @@ class Generation:
                 await self._open(choice, engine, submit, data_sites)
             yield
 
-    async def _open(self, choice: "_Choice", engine: Continuations, submit: Submit, data_sites: DataSites) -> None:
+    async def _open(self, choice: "_OpenChoice", engine: Continuations, submit: Submit, data_sites: DataSites) -> None:
         choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
         outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
         self.route = self.route or outputs.route
@@ -247,7 +247,7 @@ class Generation:
         deltas = [delta async for delta in self.deltas()]
         return [joined([delta for delta in deltas if delta.choice == choice.number]) for choice in self._choices]
 
-    async def _collect(self, choice: "_Choice", outputs: AsyncIterator[TokenOutput]) -> None:
+    async def _collect(self, choice: "_OpenChoice", outputs: AsyncIterator[TokenOutput]) -> None:
         is_ended = False
         try:
             async for output in outputs:
@@ -260,7 +260,7 @@ class Generation:
             self._error = self._error or error
             self._news.set()
 
-    def _push(self, choice: "_Choice", output: TokenOutput) -> None:
+    def _push(self, choice: "_OpenChoice", output: TokenOutput) -> None:
         if not self.first_output_ns:
             self.first_output_ns, self.queue_us = time.time_ns(), output.queue_us
         self.counter.add(choice.number, output)
@@ -290,7 +290,7 @@ class _AnsweredPrompt:
         self.awaits_logprobs = False  # the first output of one of its choices brings them
 
 
-class _Choice:
+class _OpenChoice:
     """One of a request's answers."""
 
     def __init__(self, number: int, prompt: _AnsweredPrompt, processor: OutputProcessor) -> None:

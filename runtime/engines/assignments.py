@@ -101,8 +101,6 @@ class Assignments:
 
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
         """Return the one where a sequence would end soonest. Choices of one request follow the first, which computes their prompt."""
-        if len(replicas) == 1:
-            return replicas[0]
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
             return leader.replica
 

@@ -64,6 +64,8 @@ class Dispatch:
         """Return where to compute a sequence, of the replicas, which all live, and of the sites that may lend; `why_none`: of those that may not.
 
         Where it is answered is known before its prompt begins elsewhere, so that blocks flow while that computes."""
+        if len(replicas) == 1 and replicas[0].host.role == "both" and not (lenders or why_none):  # there is no choice
+            return Placement(replicas[0])
         prompt = Prompt.of(submit, is_known=self._open.has_choice)
         computing, answering = with_role(replicas, "prefill"), with_role(replicas, "decode")
         if submit.pooling is not None:

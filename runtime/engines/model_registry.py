@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from operator import attrgetter
 
 from engine.protocol import ModelInfo, ModelLoad
 from engine.tokenizer import Tokenizer
@@ -70,13 +71,14 @@ class ModelRegistry:
     def load(self, name: str) -> ModelLoad | None:
         """Return how busy a model is where it is least busy; None while it is nowhere."""
         state = self._states.get(name)
-        loads = [replica.load for replica in state.awake if replica.has_load] if state is not None else []
-        return min(loads, key=lambda load: load.waiting_tokens, default=None)
+        return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 
     def kv_tokens(self, model: AwakeModel) -> int:
         """Return the tokens of KV cache that the model could have now: less than all while others of its host are at work."""
-        found = [replica.load.total_blocks for replica in self._states[model.info.name].awake if replica.has_load]
-        return (sum(found) if found else model.info.total_blocks) * model.info.block_size
+        loads = self._states[model.info.name].loads
+        return (
+            sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks
+        ) * model.info.block_size
 
     def has_waiting(self, name: str) -> bool:
         """Return whether sequences wait for room already, wherever the model is awake."""

@@ -72,11 +72,6 @@ class Replica:
     def load(self) -> ModelLoad:
         return self.host.loads.get(self.model, ModelLoad())
 
-    @property
-    def has_load(self) -> bool:
-        """Tell whether its host has said how busy it is."""
-        return self.model in self.host.loads
-
     def forget(self) -> None:
         """Note that its weights are no longer on the device, nor what it had computed."""
         self.is_awake = self.is_retiring = False
@@ -107,6 +102,11 @@ class ModelState:
     @property
     def awake(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.is_awake]
+
+    @property
+    def loads(self) -> list[ModelLoad]:
+        """How busy it is where it is awake, as far as hosts have said so."""
+        return [load for replica in self.awake if (load := replica.host.loads.get(self.name)) is not None]
 
     @property
     def waking(self) -> list[Replica]:

@@ -112,7 +112,7 @@ def front(checkpoint: Path, leave: Leave) -> Iterator[Front]:
 
 
 def served(front: Front) -> ServedModel:
-    (model,) = front.host._models.served
+    (model,) = front.host._models.served.values()
     return model
 
 
