@@ -49,7 +49,7 @@ class AnswerParser:
 
     def _read(self, text: str) -> list[Part]:
         self.num_pushed += len(text)
-        self._scanner.feed(text)
+        self._scanner.text += text
         next(self._reading, None)
         return self._scanner.out.take()
 

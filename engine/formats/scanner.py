@@ -41,9 +41,6 @@ class Scanner:
         """The answer has ended, and the model would have gone on."""
         return self.has_ended and self.is_cut
 
-    def feed(self, text: str) -> None:
-        self.text += text
-
     # Reading
 
     def first(self) -> Reading[str]:

@@ -83,7 +83,7 @@ def string(s: Scanner, put: Put) -> Reading[bool]:
 def as_json(text: str, s: Scanner) -> str:
     """Return the JSON value that a text stands for; a text that is none is a string."""
     alone = Scanner(s.markers, {})
-    alone.feed(text.strip())
+    alone.text = text.strip()
     alone.has_ended = True
     found: list[str] = []
     reading = value(alone, found.append)
