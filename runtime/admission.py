@@ -29,7 +29,7 @@ class Admission:
         self._empty = asyncio.Event()
         self._empty.set()
         self.reserved: dict[str, int] = {}  # model -> tokens
-        self._average_output: dict[str, float] = {}
+        self.average_output: dict[str, float] = {}  # tokens of an answer, by model
 
     @contextmanager
     def permit(self) -> Iterator["Permit"]:
@@ -85,11 +85,7 @@ class Admission:
 
     def expected_output(self, model: str, max_tokens: int) -> int:
         """Guess a request's output tokens as twice the average: most requests end below it, and few ask for less than they are allowed."""
-        return min(max_tokens, round(2 * self._average_output.get(model, FIRST_GUESS)))
-
-    def settle(self, model: str, output_tokens: int) -> None:
-        average = self._average_output.get(model, float(FIRST_GUESS))
-        self._average_output[model] = average + AVERAGE_WEIGHT * (output_tokens - average)
+        return min(max_tokens, round(2 * self.average_output.get(model, FIRST_GUESS)))
 
 
 def shutting_down() -> ApiError:
@@ -120,7 +116,9 @@ class Permit:
     def settle(self, output_tokens: int) -> None:
         """The request has ended by itself: what it really took, for each choice, improves the next guess."""
         if self._model is not None:
-            self._admission.settle(self._model, output_tokens)
+            averages = self._admission.average_output
+            average = averages.get(self._model, float(FIRST_GUESS))
+            averages[self._model] = average + AVERAGE_WEIGHT * (output_tokens - average)
 
     def release(self) -> None:
         if self._model is not None:

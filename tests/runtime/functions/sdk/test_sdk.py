@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runtime.functions.channel.frames import UNNUMBERED, QueueEvent, RpcEvent, ScheduledEvent
 from runtime.functions.host.faults import Fault
 from tests.runtime.functions.conftest import Served
 
@@ -135,10 +136,11 @@ class Admin(WorkerEntrypoint):
         return Response("admin")
 """
     )
-    assert (await served.functions.rpc("f", "default", "add", [1], {"b": 4})).value == {"sum": 5}
+    added = await served.functions.ask("f", RpcEvent(UNNUMBERED, "default", "add", [1], {"b": 4}))
+    assert added.value == {"sum": 5}
     assert await served.get(entrypoint="Admin") == b"admin"
     with pytest.raises(Fault, match="no method '_secret' that can be called"):
-        await served.functions.rpc("f", "default", "_secret", [], {})
+        await served.functions.ask("f", RpcEvent(UNNUMBERED, "default", "_secret"))
     with pytest.raises(Fault, match="no entrypoint 'Nobody'; its entrypoints: Default, Admin"):
         await served.get(entrypoint="Nobody")
 
@@ -161,10 +163,10 @@ class Default(WorkerEntrypoint):
                 message.ack()
 """
     )
-    await served.functions.scheduled("f", "* * * * *", 123)
+    await served.functions.ask("f", ScheduledEvent(UNNUMBERED, "* * * * *", 123))
     assert json.loads(await served.get()) == [["* * * * *", 123]]
     messages = [{"id": str(n), "timestamp_ms": 0, "body": {"n": n}, "attempts": 1} for n in (1, 2, 3)]
-    outcome = await served.functions.queue("f", "q", messages)
+    outcome = (await served.functions.ask("f", QueueEvent(UNNUMBERED, "q", messages))).value
     assert outcome == {"acked": ["1", "3"], "retried": [{"id": "2", "delay_s": 3}]}
 
 
