@@ -18,6 +18,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
+from operator import attrgetter
 
 from engine.awaited import Awaited
 from engine.kv.block_pool import BlockPool
@@ -307,7 +308,7 @@ class Scheduler:
             sequence.queue_us = int(1e6 * (self._clock() - sequence.added_at))
             self.counts.prefix_queries += sequence.num_prompt_tokens
             self.counts.prefix_hits += num_tokens
-        insort(self.running, sequence, key=lambda s: s.arrival)
+        insort(self.running, sequence, key=attrgetter("arrival"))
 
 
 def _num_in_step(sequence: Sequence) -> int:

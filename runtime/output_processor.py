@@ -61,31 +61,27 @@ class StopMatcher:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
-        self._held = ""
+        self.held = ""  # that may become a stop string
         self.found: str | None = None  # that has ended the text
-
-    @property
-    def held_characters(self) -> int:
-        return len(self._held)
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is safe to show, and whether a stop string ended it: the one complete first, of two the longer, so that
         the answer does not depend on how the text was cut."""
         if not self._stops:
             return text, False
-        text = self._held + text
+        text = self.held + text
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
-            self._held = ""
+            self.held = ""
             end, start = min(found)
             self.found = text[start:end]
             return text[:start], True
         held = held_suffix(text, self._stops)
-        self._held = text[len(text) - held :]
+        self.held = text[len(text) - held :]
         return text[: len(text) - held], False
 
     def finish(self) -> str:
-        text, self._held = self._held, ""
+        text, self.held = self.held, ""
         return text
 
 
@@ -122,7 +118,7 @@ class OutputProcessor:
         self._has_called = False
         self._new_token_ids: list[int] = []
         self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
-        self._is_finish_taken = False
+        self.is_taken = False  # the answer has ended, and nothing of it is left to take
         self.shown_before: tuple[Part, ...] = ()  # by the site that began the answer
         self.completion_tokens = 0
         self.reasoning_tokens = 0  # of these
@@ -133,16 +129,11 @@ class OutputProcessor:
         """The stop string that has ended the answer; None: something else has, or nothing yet."""
         return self._stop.found
 
-    @property
-    def is_taken(self) -> bool:
-        """The answer has ended, and nothing of it is left to take."""
-        return self._is_finish_taken
-
     def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
         """All of the answer has been shown already."""
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
-        self.finish_reason, self._is_finish_taken = reason, True
+        self.finish_reason, self.is_taken = reason, True
 
     def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
         """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
@@ -171,12 +162,12 @@ class OutputProcessor:
 
     def take(self) -> Delta | None:
         """Take all that can be shown now, or None when that is nothing."""
-        is_ending = self.finish_reason is not None and not self._is_finish_taken
+        is_ending = self.finish_reason is not None and not self.is_taken
         if not self._parts and not is_ending:
             return None
         parts, self._parts = merged(self._parts), []
         new_token_ids, self._new_token_ids = tuple(self._new_token_ids), []
-        self._is_finish_taken = is_ending
+        self.is_taken = is_ending
         finish_reason = self.finish_reason if is_ending else None
         return Delta(parts, self._take_delivered(), finish_reason, new_token_ids=new_token_ids)
 
@@ -224,8 +215,8 @@ class OutputProcessor:
             else:
                 self._put(TextPart(self._stop.finish()))
                 self._accept_call(part)
-        if has_text or not self._stop.held_characters:
-            self._num_shown = self._parser.num_settled - self._stop.held_characters
+        if has_text or not self._stop.held:
+            self._num_shown = self._parser.num_settled - len(self._stop.held)
 
     def _show(self, text: str) -> None:
         shown, is_stopped = self._stop.push(text)

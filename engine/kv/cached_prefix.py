@@ -5,6 +5,7 @@ Knows names and groups; refuses to know who holds blocks and who takes them (man
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -48,13 +49,13 @@ class PrefixLookup:
         """Return the names of what the sequence's last token sees and neither the device nor the host tier has, the head of the chain first."""
         hashes = self._sharable(sequence)
         names = [block_name(hashes[i], group) for i, group in self._groups.seen(len(hashes))]
-        is_here = self._is_in(sequence.share)
+        is_here = partial(self._pool.has, share=sequence.share)
         return [name for name in names if not is_here(name) and self._tiers.place_of(name) != "host"]
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
         """Return the sequence's longest prefix that is on the device, in the share that it takes its blocks of."""
         hashes, share = self._sharable(sequence), sequence.share
-        found = self._longest(hashes, 0, self._is_in(share))
+        found = self._longest(hashes, 0, partial(self._pool.has, share=share))
         return self._prefix(hashes, found, found, share)
 
     def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
@@ -79,7 +80,7 @@ class PrefixLookup:
         """Return the names of the sequence's blocks that are neither on the device nor known to be in a tier."""
         hashes = self._sharable(sequence)
         names = [name for group in range(len(self._groups.windows)) for name in self._names(hashes, group)]
-        is_here = self._is_in(sequence.share)
+        is_here = partial(self._pool.has, share=sequence.share)
         return [name for name in names if not is_here(name) and self._tiers.place_of(name) is None]
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
@@ -89,9 +90,6 @@ class PrefixLookup:
         size = self._groups.block_size
         extend_chain(sequence.block_hashes, sequence.chain_root, sequence.token_ids, size, sequence.images)
         return sequence.block_hashes[: self.num_sharable(sequence)]
-
-    def _is_in(self, share: int) -> Callable[[bytes], bool]:
-        return lambda name: self._pool.has(name, share)
 
     def _has_in(self, places: tuple[str, ...], share: int) -> Callable[[bytes], bool]:
         return lambda name: self._pool.has(name, share) or self._tiers.place_of(name) in places

@@ -272,7 +272,7 @@ def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> No
 def test_the_matcher_holds_no_more_than_a_stop_string_can_need() -> None:
     matcher = StopMatcher(("abcd",))
     assert matcher.push("xxabc") == ("xx", False)
-    assert matcher.held_characters == 3
+    assert len(matcher.held) == 3
     assert matcher.push("abcx") == ("abcabcx", False)
     assert matcher.push("ab") == ("", False)
     assert matcher.finish() == "ab"
