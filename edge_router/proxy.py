@@ -26,7 +26,7 @@ from edge_router.policy import Preference
 from edge_router.proxied import BegunAnswer, ProxiedRequest
 from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large, wants_durable
-from edge_router.selection import SiteSelector
+from edge_router.selection import AttemptPace, SiteSelector
 from edge_router.site_failure import SiteFailed
 from edge_router.tracing import Tracing
 from edge_router.upstream import Lost, Upstream, UpstreamAttempt, UpstreamResponse
@@ -261,7 +261,7 @@ class Proxy:
     def _attempt(
         self, upstream: Upstream, proxied: ProxiedRequest, backend: Backend, preference: Preference
     ) -> UpstreamAttempt:
-        pace = self.selector.pace(proxied, backend)
+        pace = AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
         limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
         request = proxied.ask(preference.max_queue_ms)
         if proxied.trace is not None:

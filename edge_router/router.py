@@ -62,7 +62,7 @@ class EdgeRouter:
             relay,
             self.admission,
             RequestParser(self.secret, relay.max_hops, self.places.place),
-            SiteSelector(relay, self.backends, policy, self.sessions, self.metrics, clock, DataPlaces(network)),
+            SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, DataPlaces(network)),
             self.recordings,
             self.accounting,
             self.metrics,

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 class SiteSelector:
     def __init__(
         self,
-        config: RelayConfig,
         backends: Mapping[str, Backend],
         policy: Policy,
         sessions: SessionTable,
@@ -56,7 +55,6 @@ class SiteSelector:
         self.finetunes = SiteFinetunes(backends, places)
         self.retries = RetryBudget(clock)
         self.hints: WakeHints | None = None  # while the application runs
-        self._config = config
         self._policy = policy
         self._sessions = sessions
         self._metrics = metrics
@@ -129,9 +127,6 @@ class SiteSelector:
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
-
-    def pace(self, proxied: ProxiedRequest, backend: Backend) -> "AttemptPace":
-        return AttemptPace(proxied, backend, self._config, self.rank, self.retries)
 
     def is_wanted_elsewhere(self, proxied: ProxiedRequest, backend: Backend) -> bool:
         """Whether a draining site's stream has another site to go to; it is asked for now and then. Where there is none, the site may finish it."""
