@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from dialects.requests import AnswerConstraint, Conversation, ValidGeneration
+from dialects.requests import Conversation, ValidGeneration
 from dialects.workers_ai import ValidRun
 from engine.formats import AnswerRules, CallableTool, Thinking, raw_parser
 from engine.formats.grammars import document
@@ -61,7 +61,8 @@ class AnswerForm:
 
     def constraint(self) -> Constraint | None:
         """Return what the answer must be, tool calls that it must or may have and the reasoning before it included. Raises ApiError."""
-        asked, conversation, answers = _enforced(self._request.constraint), self._conversation, self._model.text.answers
+        conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
+        asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
             return asked
         if asked is None and not conversation.must_call and not conversation.strict_tools:
@@ -123,11 +124,6 @@ class AnswerForm:
         """Refuse a grammar's text that spells a token, for which it would be taken: that is no text."""
         if tag := self._model.text.tokenizer.spelled_tag(text):
             raise ApiError("invalid_request", f"{what} cannot be enforced: it spells the token {tag!r}", param=param)
-
-
-def _enforced(asked: AnswerConstraint | None) -> Constraint | None:
-    """Return the same in the engine's words."""
-    return None if asked is None else Constraint(asked.kind, asked.text)
 
 
 def _check_names(names: Iterable[str], tool_format: ToolFormat) -> None:

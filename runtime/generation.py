@@ -165,16 +165,13 @@ class Generation:
             for number, submit in submits.items():
                 choice = self._choices[number]
                 sequences.push_async_exit(choice.sequence)
-                await self._open(choice, engine, submit, data_sites)
+                choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
+                outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
+                self.route = self.route or outputs.route
+                collecting = asyncio.create_task(self._collect(choice, outputs), name="outputs")
+                choice.sequence.push_async_callback(asyncio.wait, {collecting})
+                choice.sequence.callback(collecting.cancel)
             yield
-
-    async def _open(self, choice: "_OpenChoice", engine: Continuations, submit: Submit, data_sites: DataSites) -> None:
-        choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
-        outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
-        self.route = self.route or outputs.route
-        task = asyncio.create_task(self._collect(choice, outputs), name="outputs")
-        choice.sequence.push_async_callback(asyncio.wait, {task})
-        choice.sequence.callback(task.cancel)
 
     @property
     def usage(self) -> Usage:

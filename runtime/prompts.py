@@ -48,7 +48,8 @@ async def _encode(
 ) -> EncodedPrompt:
     placed: tuple[PromptImage, ...] = ()
     if isinstance(prompt, Conversation):
-        _check_room(model, request, images)
+        if images:
+            _check_room(model, request, images)
         token_ids = await _encode_conversation(model, request, prompt)
         if images:
             try:
@@ -68,11 +69,10 @@ async def _encode(
 
 def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
     """Refuse images that no prompt could hold before anything is rendered."""
-    if images:
-        placeholders = placeholders_of(model, request)
-        num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
-        if num_tokens >= model.info.context_length:
-            raise _too_long(model, request, f"{num_tokens} of images alone")
+    placeholders = placeholders_of(model, request)
+    num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    if num_tokens >= model.info.context_length:
+        raise _too_long(model, request, f"{num_tokens} of images alone")
 
 
 async def _encode_conversation(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
