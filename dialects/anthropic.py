@@ -38,7 +38,7 @@ from wire.chat import MAX_ITEMS, FinishReason, Usage
 from wire.errors import ApiError
 from wire.sse import encode_event
 
-VERSION_HEADER = b"anthropic-version"  # who sends it speaks this dialect, at paths that several share
+VERSION_HEADER = "anthropic-version"  # who sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says

@@ -38,10 +38,10 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    encoding = header(scope, b"content-encoding")
+    encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
-    declared = header(scope, b"content-length")
+    declared = header(scope, "content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
     chunks: list[bytes] = []
@@ -131,10 +131,11 @@ def response_start(status: int, headers: Headers) -> Message:
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
 
-def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of that (lower-case) name."""
+def header(scope: Scope, name: str) -> str | None:
+    """Return the first header of that (lower-case) name."""
+    wanted = name.encode()
     for key, value in scope["headers"]:
-        if key == name:
+        if key == wanted:
             return bytes(value).decode("latin-1")
     return None
 

@@ -88,7 +88,7 @@ class SiteMiddleware:
         scope[GENUINE_HOP] = is_genuine
         scope[SITE_NAME] = self._site
         if is_genuine:
-            scope[ACCOUNT] = header(scope, headers.ACCOUNT.encode()) or ""
+            scope[ACCOUNT] = header(scope, headers.ACCOUNT) or ""
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
         if self._require_hop and not is_genuine and scope["path"] == "/status":
             # A router that signs nothing learns from its probes what to expect.
@@ -122,8 +122,8 @@ class SiteMiddleware:
     def _request_id(self, scope: Scope) -> tuple[str, str | None]:
         """The router's id where its signature is genuine, with the digest of the body that it has signed; else a new one, and None. Raises ApiError
         where it must not pass."""
-        signature = header(scope, headers.HOP.encode())
-        given = header(scope, headers.REQUEST_ID.encode()) or ""
+        signature = header(scope, headers.HOP)
+        given = header(scope, headers.REQUEST_ID) or ""
         if self._hop_secret is not None and signature is not None:
             query = scope["query_string"].decode("latin-1")
             method = scope.get("method", "GET")  # a WebSocket's
@@ -146,7 +146,7 @@ class SiteMiddleware:
     def _check_stranger(self, scope: Scope) -> None:
         """Judge a request that no router has signed. Raises ApiError."""
         path = scope["path"]
-        authorization = header(scope, b"authorization")
+        authorization = header(scope, "authorization")
         if path in PUBLIC_PATHS:
             return
         if path in METRICS_PATHS or path.startswith(INTERNAL):

@@ -86,13 +86,13 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
     """Return the router's words and the client's own body. Raises ApiError."""
     if not scope.get(GENUINE_HOP, False):
         return RouterContext(), raw
-    wait = header(scope, MAX_QUEUE_WAIT.encode()) or ""
+    wait = header(scope, MAX_QUEUE_WAIT) or ""
     context = RouterContext(
-        prefixes=_prefixes(header(scope, PREFIXES.encode())),
-        data_sites=decode_data_sites(header(scope, DATA_SITES.encode())),
+        prefixes=_prefixes(header(scope, PREFIXES)),
+        data_sites=decode_data_sites(header(scope, DATA_SITES)),
         max_queue_wait_ms=int(wait) if wait.isascii() and wait.isdigit() and len(wait) < 10 else None,
     )
-    answer = header(scope, ANSWER.encode())
+    answer = header(scope, ANSWER)
     if answer is None:
         return context, raw
     try:
@@ -108,7 +108,7 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 def tenant_in(scope: Scope) -> Tenant:
     """Return the tenant of a request: by the router's word, by the key where it is known here, or by the key itself."""
-    owner = owner_of(header(scope, b"authorization"), scope.get(ACCOUNT, ""))
+    owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
 
 
@@ -121,7 +121,7 @@ def check_model(scope: Scope, model: str) -> None:
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:
     """Return the limit of a body whose first part may be the router's: the client's own part has `limit_bytes`. Raises ApiError for a stranger's."""
-    answer = header(scope, ANSWER.encode())
+    answer = header(scope, ANSWER)
     if answer is None:
         return limit_bytes
     if scope.get(GENUINE_HOP, False):

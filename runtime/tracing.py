@@ -42,7 +42,7 @@ class SiteTracing:
         if not path.startswith(TRACED):
             yield None
             return
-        parent = {name: header(scope, name.encode()) or "" for name in PARENT_HEADERS}
+        parent = {name: header(scope, name) or "" for name in PARENT_HEADERS}
         attributes = {
             "http.request.method": method, "url.path": path, "pilotlight.request_id": str(scope["pilotlight.request_id"]),
         }  # fmt: skip

@@ -157,10 +157,10 @@ def client_key(scope: Scope) -> str:
     """Return what tells a client from others: its session, its credentials, its address."""
     addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # a router's word; anybody else may lie
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
-        if (value := header(scope, name.encode())) is not None:
+        if (value := header(scope, name)) is not None:
             return f"{name}={value}"
     client = scope.get("client")
-    is_direct = header(scope, HOPS.encode()) is None and client is not None
+    is_direct = header(scope, HOPS) is None and client is not None
     return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
 
 

@@ -222,7 +222,7 @@ async def _tasks(request: Request) -> Response:
 
 async def _token(request: Request) -> Response:
     """Tell a key that works that it does: any other was refused before."""
-    key = bearer_token(header(request.scope, b"authorization"))
+    key = bearer_token(header(request.scope, "authorization"))
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
     return json_response(_encoder.encode(Envelope(TokenState(sha256(key.encode()).hexdigest()[:32]))))

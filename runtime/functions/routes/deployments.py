@@ -71,7 +71,7 @@ class FunctionDeploymentRoutes:
         """Where the network has no secret, its routers sign with the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
-        id, signature = header(scope, REQUEST_ID.encode()) or "", header(scope, HOP.encode()) or ""
+        id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""
         return hop_is_genuine(signature, self._token, time.time(), Hop(scope["method"], scope["path"], id, self._site))
 
 

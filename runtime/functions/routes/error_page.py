@@ -18,7 +18,7 @@ pre {{ overflow-x: auto; padding: 1rem; border: 1px solid; border-radius: 4px }}
 
 def wants_page(scope: Scope) -> bool:
     """Tell whether the client is a browser that navigates: it names HTML among what it takes."""
-    return "text/html" in (header(scope, b"accept") or "")
+    return "text/html" in (header(scope, "accept") or "")
 
 
 async def send_error_page(send: Send, error: ApiError, fault: Fault, *, shows_detail: bool) -> None:

@@ -175,11 +175,11 @@ class FunctionRoute:
         await send_json(send, orjson.dumps(fields), error.status(Dialect.OPENAI))
 
     async def _body(self, scope: Scope, receive: Receive) -> "bytes | UploadStream":
-        declared = header(scope, b"content-length")
+        declared = header(scope, "content-length")
         length = int(declared) if declared is not None and declared.isdigit() else None
         if length is not None and length > self._limit:
             raise ApiError("body_too_large", f"functions of this site take at most {self._limit} bytes")
-        if length is None and header(scope, b"transfer-encoding") is None and scope["http_version"][:1] == "1":
+        if length is None and header(scope, "transfer-encoding") is None and scope["http_version"][:1] == "1":
             length = 0
         if length is None or length > BODY_IN_ONE:
             return UploadStream(receive, self._limit)
@@ -359,11 +359,11 @@ def _below(response: Response, prefix: str) -> Response:
 
 def _origin(scope: Scope) -> str:
     """Scheme and host as the client has named them: of a router's request, what the router says of its client."""
-    told = header(scope, CLIENT_ORIGIN.encode()) if scope.get(GENUINE_HOP, False) else None
+    told = header(scope, CLIENT_ORIGIN) if scope.get(GENUINE_HOP, False) else None
     if told is not None and not told.endswith("://"):
         return told
     scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
-    return f"{scheme}://{header(scope, b'host') or 'localhost'}"
+    return f"{scheme}://{header(scope, 'host') or 'localhost'}"
 
 
 def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
@@ -385,7 +385,7 @@ def _cf(scope: Scope) -> dict[str, str]:
     """What is known of the request's way: where it was answered, and, from a router, where its client stands."""
     name = str(scope.get(SITE_NAME, ""))
     known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
-    place = header(scope, CLIENT_GEO.encode()) if scope.get(GENUINE_HOP, False) else None
+    place = header(scope, CLIENT_GEO) if scope.get(GENUINE_HOP, False) else None
     if place is not None and place.count(",") == 1:
         known["latitude"], known["longitude"] = place.split(",")
     return known
