@@ -128,9 +128,6 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def home(self, conversation: ConversationFingerprint) -> Home | None:
-        return self.recall(conversation).home
-
     def recall(self, conversation: ConversationFingerprint) -> Recall:
         now = self._clock()
         held: dict[str, int] = {}

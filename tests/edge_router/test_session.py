@@ -37,7 +37,7 @@ def test_the_next_turn_without_any_header_finds_its_home_and_its_cached_tokens()
     first = ask(OPENING)
     sessions.learn(first.conversation, "iad1")
     follow_up = ask([*OPENING, REPLY, {"role": "user", "content": "And Changi?"}])
-    assert sessions.home(follow_up.conversation) == Home("iad1", first.conversation.tokens, by_name=False)
+    assert sessions.recall(follow_up.conversation).home == Home("iad1", first.conversation.tokens, by_name=False)
 
 
 def test_an_edited_message_finds_home_at_the_branch() -> None:
@@ -45,7 +45,7 @@ def test_an_edited_message_finds_home_at_the_branch() -> None:
     sessions.learn(ask(OPENING).conversation, "iad1")
     long = [*OPENING, REPLY, {"role": "user", "content": "And Changi?"}, REPLY, {"role": "user", "content": "Thanks"}]
     sessions.learn(ask(long).conversation, "sin1")
-    home = sessions.home(ask([*long[:3], {"role": "user", "content": "And Dulles instead?"}]).conversation)
+    home = sessions.recall(ask([*long[:3], {"role": "user", "content": "And Dulles instead?"}]).conversation).home
     assert home is not None
     assert home.site == "sin1"
     assert 0 < home.cached_tokens < ask(long).conversation.tokens
@@ -54,20 +54,20 @@ def test_an_edited_message_finds_home_at_the_branch() -> None:
 def test_a_shared_system_prompt_alone_is_no_home() -> None:
     sessions, _ = table()
     sessions.learn(ask(OPENING).conversation, "iad1")
-    assert sessions.home(ask([SYSTEM, {"role": "user", "content": "Something else"}]).conversation) is None
+    assert sessions.recall(ask([SYSTEM, {"role": "user", "content": "Something else"}]).conversation).home is None
 
 
 def test_other_tools_or_another_model_make_another_prefix() -> None:
     sessions, _ = table()
     sessions.learn(ask(OPENING).conversation, "iad1")
-    assert sessions.home(ask(OPENING, tools=[{"type": "function"}]).conversation) is None
-    assert sessions.home(ask(OPENING, model="other").conversation) is None
+    assert sessions.recall(ask(OPENING, tools=[{"type": "function"}]).conversation).home is None
+    assert sessions.recall(ask(OPENING, model="other").conversation).home is None
 
 
 def test_a_growing_text_prompt_finds_home_by_its_pieces() -> None:
     sessions, _ = table()
     sessions.learn(ask(prompt="once upon a time " * 400).conversation, "sin1")
-    home = sessions.home(ask(prompt="once upon a time " * 500).conversation)
+    home = sessions.recall(ask(prompt="once upon a time " * 500).conversation).home
     assert home is not None
     assert home.site == "sin1"
     assert home.cached_tokens > 1000
@@ -77,7 +77,7 @@ def test_a_named_session_is_found_by_header_or_by_prompt_cache_key() -> None:
     sessions, _ = table()
     sessions.learn(ask(OPENING, headers={"x-session-affinity": "s-1"}).conversation, "sin1")
     other_words = [{"role": "user", "content": "New topic"}]
-    home = sessions.home(ask(other_words, prompt_cache_key="s-1").conversation)
+    home = sessions.recall(ask(other_words, prompt_cache_key="s-1").conversation).home
     assert home is not None
     assert (home.site, home.by_name) == ("sin1", True)
     assert home.cached_tokens <= ask(other_words, prompt_cache_key="s-1").conversation.tokens
@@ -88,7 +88,7 @@ def test_two_tenants_never_share_an_entry() -> None:
     named = {"x-session-affinity": "s-1"}
     sessions.learn(ask(OPENING, headers=named).conversation, "iad1")
     stranger = ask(OPENING, headers=named, token="Bearer two").conversation
-    assert sessions.home(stranger) is None
+    assert sessions.recall(stranger).home is None
     mine = ask(OPENING, headers=named).conversation
     assert not {mine.session, *(p.digest for p in mine.prefixes)} & {
         stranger.session,
@@ -99,8 +99,8 @@ def test_two_tenants_never_share_an_entry() -> None:
 def test_two_accounts_behind_one_token_are_two_tenants() -> None:
     sessions, _ = table()
     sessions.learn(ask(OPENING, path="/client/v4/accounts/a/ai/run/ember").conversation, "iad1")
-    assert sessions.home(ask(OPENING, path="/client/v4/accounts/b/ai/run/ember").conversation) is None
-    assert sessions.home(ask(OPENING, path="/client/v4/accounts/a/ai/run/ember").conversation) is not None
+    assert sessions.recall(ask(OPENING, path="/client/v4/accounts/b/ai/run/ember").conversation).home is None
+    assert sessions.recall(ask(OPENING, path="/client/v4/accounts/a/ai/run/ember").conversation).home is not None
 
 
 def test_a_salt_has_no_seam_between_account_and_authorization() -> None:
@@ -120,9 +120,9 @@ def test_an_entry_expires_and_its_use_renews_it() -> None:
     clock.advance(50)
     sessions.learn(conversation, "iad1")
     clock.advance(50)
-    assert sessions.home(conversation) is not None
+    assert sessions.recall(conversation).home is not None
     clock.advance(11)
-    assert sessions.home(conversation) is None
+    assert sessions.recall(conversation).home is None
     sessions.learn(ask([{"role": "user", "content": "x"}]).conversation, "ams1")
     assert len(sessions) == 1
 
@@ -133,7 +133,7 @@ def test_the_table_is_bounded_and_forgets_the_oldest_first() -> None:
     for conversation in conversations:
         sessions.learn(conversation, "iad1")
     assert len(sessions) == 10
-    assert [sessions.home(c) is not None for c in conversations] == [False] * 15 + [True] * 10
+    assert [sessions.recall(c).home is not None for c in conversations] == [False] * 15 + [True] * 10
 
 
 def test_a_conversation_that_moved_is_found_at_its_new_home() -> None:
@@ -141,6 +141,6 @@ def test_a_conversation_that_moved_is_found_at_its_new_home() -> None:
     conversation = ask(OPENING, headers={"x-session-affinity": "s-1"}).conversation
     sessions.learn(conversation, "iad1")
     sessions.learn(conversation, "ams1")
-    home = sessions.home(conversation)
+    home = sessions.recall(conversation).home
     assert home is not None
     assert home.site == "ams1"
