@@ -187,8 +187,8 @@ class HostClient(ABC):
         if self.death is not None:
             raise EngineError("engine_error", self.death)
         if not self._has_begun:
-            self._has_begun = True
             self._connect()
+            self._has_begun = True
             self._send(self._greeting)
 
     @abstractmethod
