@@ -1,5 +1,6 @@
 """Kept responses are bounded in bytes and in time, the longest untouched make room, and one that is being made is never dropped."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -82,6 +83,39 @@ async def test_a_reader_is_told_of_each_event_and_of_the_end() -> None:
     assert response.fields["error"] == {"code": "engine_error", "message": "it broke"}
     response.end_as("cancelled")
     assert response.fields["status"] == "failed", "it has ended once"
+
+
+async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -> None:
+    response = kept(0, status="in_progress")
+    for happen, told in (
+        (lambda: response.add_event(b"a"), ([b"a"], False)),
+        (lambda: response.end_as("cancelled"), ([], True)),
+    ):
+        reading = asyncio.create_task(response.after(len(response.events)))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        happen()
+        async with asyncio.timeout(5):
+            assert await reading == told
+    assert (response.fields["status"], response.fields["error"]) == ("cancelled", None)
+
+
+async def test_what_is_deleted_or_left_at_the_end_is_made_no_further() -> None:
+    store, made = ResponseStore(), [kept(number, status="in_progress") for number in range(2)]
+    for response in made:
+        response.task = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+        store.keep(response)
+    store.delete(made[0])
+    assert (store.has(made[0]), store.item("msg_0", "t"), store.has(made[1])) == (False, None, True)
+    await store.close()
+    assert [response.task is not None and response.task.cancelled() for response in made] == [True, True]
+
+
+def test_all_that_is_kept_counts_in_bytes() -> None:
+    plain, more = kept(0), kept(0)
+    more.add_event(b"x" * 5000)
+    assert more.num_bytes - plain.num_bytes == 5000 + 500
+    assert kept(0, size=3000).num_bytes - plain.num_bytes == 2000
 
 
 @pytest.mark.parametrize("tenant", ["another", ""])

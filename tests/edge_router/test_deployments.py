@@ -21,7 +21,17 @@ from edge_router.site_clocks import SiteClocks
 from tests.asgi import Exchange, call
 from wire.bundles import digest_of, pack
 from wire.credentials import Access, Account, Key
-from wire.deployments import PATH, SERVE_PATH, TRY_PATH, Deployment, Share, Version, decode_deployments, encode
+from wire.deployments import (
+    MAX_VERSIONS,
+    PATH,
+    SERVE_PATH,
+    TRY_PATH,
+    Deployment,
+    Share,
+    Version,
+    decode_deployments,
+    encode,
+)
 from wire.errors import ApiError
 from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
 
@@ -52,6 +62,17 @@ def test_shares_follow_rollouts_and_rollbacks() -> None:
         rolled_back(third, 9)
     with pytest.raises(ApiError, match="no version before this one"):
         rolled_back(first, None)
+
+
+def test_old_versions_are_forgotten_but_for_those_that_have_traffic() -> None:
+    deployment = with_version(Deployment("f", 0, account="acme"), version(1), 100)
+    for number in range(2, MAX_VERSIONS + 20):
+        deployment = with_version(deployment, version(number), 10)
+    numbers = [each.number for each in deployment.versions]
+    newest = MAX_VERSIONS + 19
+    assert numbers == [1, *range(newest - MAX_VERSIONS, newest + 1)], "1 has had most of the traffic all the time"
+    assert (shares(deployment), deployment.account) == ([(newest, 10), (1, 90)], "acme")
+    assert rolled_back(deployment, None).account == "acme"
 
 
 def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:

@@ -245,14 +245,14 @@ def _matches(value: Any, rule: dict[str, Any]) -> bool:
         "$ne": lambda wanted: value != wanted,
         "$in": lambda wanted: value in wanted,
         "$nin": lambda wanted: value not in wanted,
-        "$lt": lambda wanted: value is not None and value < wanted,
-        "$lte": lambda wanted: value is not None and value <= wanted,
-        "$gt": lambda wanted: value is not None and value > wanted,
-        "$gte": lambda wanted: value is not None and value >= wanted,
+        "$lt": lambda wanted: value < wanted,
+        "$lte": lambda wanted: value <= wanted,
+        "$gt": lambda wanted: value > wanted,
+        "$gte": lambda wanted: value >= wanted,
     }
     if unknown := [word for word in rule if word not in tests]:
         raise BindingError(f"a filter has no {unknown[0]!r}; it has {', '.join(tests)}")
     try:
         return all(tests[word](wanted) for word, wanted in rule.items())
-    except TypeError:
+    except TypeError:  # what is not there, or of another type, is neither more nor less
         return False

@@ -1,10 +1,13 @@
 """Degrees of parallelism that a model can have, and what is said of others."""
 
+from itertools import combinations, pairwise
+from random import Random
+
 import pytest
 
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
-from engine.planning.parallelism import Parallelism, RankPlace
+from engine.planning.parallelism import Parallelism, RankPlace, balanced_stages
 
 LAYERS, HEADS, KV_HEADS, EXPERTS = 8, 4, 2, 6
 
@@ -65,3 +68,45 @@ def test_copies_of_the_attention_are_as_many_as_a_stage_has_ranks() -> None:
 def test_a_rank_has_the_bytes_of_its_copies() -> None:
     shape = WeightShape("experts", "up", 8, 4, "rows", experts=EXPERTS, active=2)
     assert RankPlace(Parallelism(2, 1, 2, spare=1)).part_of(shape) == (EXPERTS // 2 + 1, 8, 4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_dearest_stage_costs_as_little_as_any_cut_allows(seed: int) -> None:
+    draw = Random(seed)
+    costs = tuple(float(draw.randrange(1, 9)) for _ in range(draw.randrange(3, 9)))
+    first, num_stages = float(draw.randrange(6)), draw.randrange(1, min(4, len(costs)) + 1)
+
+    def dearest(cuts: "tuple[int, ...]") -> float:
+        spans = list(pairwise((0, *cuts, len(costs))))
+        return max(sum(costs[begin:end]) + (first if begin == 0 else 0.0) for begin, end in spans)
+
+    stages = balanced_stages(costs, first, num_stages)
+    assert [layer for stage in stages for layer in stage] == list(range(len(costs)))
+    assert len(stages) == num_stages
+    assert all(stages)
+    best = min(map(dearest, combinations(range(1, len(costs)), num_stages - 1)))
+    assert dearest(tuple(stage.start for stage in stages[1:])) == best
+
+
+def test_a_rank_has_its_part_of_a_matrix_and_a_sum_is_the_first_ones() -> None:
+    def parts(shape: WeightShape, degrees: Parallelism) -> list[tuple[int, int, int]]:
+        return [RankPlace(degrees, rank).part_of(shape) for rank in range(degrees.per_stage)]
+
+    assert parts(WeightShape("attention", "q", 8, 6, "rows"), Parallelism(tp=2)) == [(1, 4, 6)] * 2
+    assert parts(WeightShape("attention", "o", 8, 6, "columns"), Parallelism(tp=2)) == [(1, 8, 3)] * 2
+    assert parts(WeightShape("norm", "n", 8, 0), Parallelism(tp=2)) == [(1, 8, 0)] * 2
+    bias = WeightShape("attention", "o.bias", 8, is_sum=True)
+    assert parts(bias, Parallelism(tp=2)) == [(1, 8, 0), (0, 0, 0)]
+    experts = WeightShape("experts", "up", 8, 4, "rows", experts=EXPERTS, active=2)
+    assert parts(experts, Parallelism(tp=4, ep=2)) == [(3, 4, 4)] * 4, "two ranks share three experts"
+    assert parts(experts, Parallelism(tp=2)) == [(6, 4, 4)] * 2
+    assert parts(experts, Parallelism(ep=3)) == [(2, 8, 4)] * 3
+
+
+def test_degrees_say_how_many_ranks_they_are_of() -> None:
+    degrees = Parallelism(tp=2, pp=3, ep=4)
+    assert (degrees.per_stage, degrees.size, degrees.copies, degrees.is_served) == (4, 12, 2, False)
+    assert Parallelism(tp=1, pp=2, ep=4).is_served
+    assert [place.stage for place in degrees.stage_places] == [0, 1, 2]
+    assert Parallelism.of_group(1, 3, True, 5, 7) == Parallelism()
+    assert Parallelism.of_group(4, 2, False) == Parallelism(2, 2)

@@ -4,10 +4,23 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
-from wire.http.client import CannotConnect, ConnectionPool, NoDescriptors, Origin, UpstreamConnection
+from wire.http import client
+from wire.http.client import (
+    HELD_BYTES,
+    KEEP_ALIVE_S,
+    MAX_HEAD_BYTES,
+    CannotConnect,
+    ConnectionLost,
+    ConnectionPool,
+    NoDescriptors,
+    Origin,
+    ResponseParser,
+    UpstreamConnection,
+)
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 
@@ -91,3 +104,159 @@ async def test_a_router_without_descriptors_blames_no_site(monkeypatch: pytest.M
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     with pytest.raises(NoDescriptors, match="the router has no file descriptors left"):
         await ConnectionPool(connect_timeout_s=2).connect(Origin.of("http://127.0.0.1:1"))
+
+
+def parsed(*pieces: bytes, **expected: bool) -> ResponseParser:
+    parser = ResponseParser()
+    parser.expect(**expected)
+    for piece in pieces:
+        parser.feed(piece)
+    return parser
+
+
+def test_an_answer_without_a_length_ends_with_its_connection_and_one_with_a_length_does_not() -> None:
+    free = parsed(b"HTTP/1.1 200 OK\r\n\r\n", b"ab", b"c")
+    assert (free.has_head, free.is_done, free.take(), free.held_bytes) == (True, False, b"abc", 0)
+    free.end()
+    assert (free.is_done, free.is_reusable) == (True, False)
+    for cut in (ANSWER + b"on", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\non\r\n", ANSWER[:30]):
+        lost = parsed(cut)
+        lost.end()
+        assert not lost.is_done, cut
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_reusable"),
+    [
+        (ANSWER + b"one", True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\none\r\n0\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n", False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", False),
+    ],
+)
+def test_a_connection_is_used_again_where_the_answer_says_so(answer: bytes, is_reusable: bool) -> None:
+    whole, in_bytes = parsed(answer), parsed(*(answer[i : i + 1] for i in range(len(answer))))
+    assert (whole.is_done, whole.is_reusable) == (in_bytes.is_done, in_bytes.is_reusable) == (True, is_reusable)
+    assert whole.take() == in_bytes.take()
+
+
+def test_a_head_request_has_no_body_whatever_its_answer_says() -> None:
+    parser = parsed(ANSWER, is_head_request=True)
+    assert (parser.is_done, parser.header("content-length"), parser.take(), parser.is_reusable) == (
+        True, "3", b"", False,
+    )  # fmt: skip
+
+
+def test_a_head_has_a_size_and_a_body_has_none_here() -> None:
+    with pytest.raises(ConnectionLost, match="a head of more than 64 KiB"):
+        parsed(b"HTTP/1.1 200 OK\r\nx: ", b"x" * MAX_HEAD_BYTES)
+    assert parsed(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MAX_HEAD_BYTES).held_bytes == MAX_HEAD_BYTES
+    with pytest.raises(ConnectionLost, match="what is not HTTP"):
+        parsed(b"SSH-2.0\r\n")
+
+
+def test_protocols_are_switched_where_that_was_asked_for() -> None:
+    switch = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    with pytest.raises(ConnectionLost, match="unasked"):
+        parsed(switch)
+    parser = parsed(switch + b"ab", b"c", may_switch=True)
+    assert (parser.status, parser.switched, parser.has_head, parser.is_reusable) == (101, b"abc", True, False)
+    assert parsed(ANSWER + b"one", may_switch=True).switched is None
+
+
+def test_what_comes_before_the_answer_is_no_part_of_it() -> None:
+    parser = parsed(
+        b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + ANSWER.replace(b"\r\n\r\n", b"\r\na: 1\r\nA: 2\r\n\r\n")
+    )
+    assert (parser.status, parser.header("link"), parser.header("a")) == (200, "", "1")
+
+
+class Transport:
+    """Of a connection that leads nowhere."""
+
+    def __init__(self) -> None:
+        self.is_open, self.is_read = True, True
+
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    def abort(self) -> None:
+        self.is_open = False
+
+    def write(self, data: bytes) -> None: ...
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
+PLACE = Origin.of("http://127.0.0.1:1")
+
+
+def connected() -> tuple[UpstreamConnection, Transport]:
+    connection, transport = UpstreamConnection(PLACE), Transport()
+    connection.connection_made(cast(Any, transport))
+    return connection, transport
+
+
+async def test_the_connection_used_last_is_given_and_those_that_waited_too_long_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(client.time, "monotonic", lambda: now)
+    pool, made = ConnectionPool(1.0), [connected() for _ in range(3)]
+    for connection, _ in made:
+        pool.put_back(connection)
+        now += 1.0
+    assert pool.idle(PLACE) is made[2][0]
+    assert pool.idle(Origin.of("http://127.0.0.1:2")) is None
+    now = 1000.0 + KEEP_ALIVE_S
+    pool.sweep()
+    assert [transport.is_open for _, transport in made] == [False, True, True]
+    now += 1.0
+    assert pool.idle(PLACE) is None, "it has waited too long since the sweep"
+    assert not made[1][1].is_open
+    busy, transport = connected()
+    busy.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+    pool.put_back(busy)
+    assert not transport.is_open, "its answer was not read to the end"
+
+
+async def test_a_peer_is_read_no_further_than_its_bytes_are_taken() -> None:
+    connection, transport = connected()
+    connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * HELD_BYTES)
+    assert transport.is_read
+    connection.data_received(b"x")
+    assert not transport.is_read
+    assert len(await connection.read()) == HELD_BYTES + 1
+    assert transport.is_read
+    connection.interrupt(TimeoutError("it is late"))
+    connection.interrupt(ValueError("a later reason"))
+    with pytest.raises(TimeoutError, match="it is late"):
+        await connection.read()
+
+
+async def test_a_connection_that_is_lost_ends_the_wait_for_its_answer_and_bytes_unasked_for_end_it() -> None:
+    connection, _ = connected()
+    connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+    waiting = asyncio.create_task(connection.head())
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    with pytest.raises(ConnectionLost, match="it closed the connection"):
+        await waiting
+    assert not connection.is_fit
+    quiet, transport = connected()
+    assert quiet.is_fit
+    quiet.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+    assert (quiet.is_fit, transport.is_open) == (False, False)
+
+
+def test_an_origin_is_where_a_url_leads() -> None:
+    assert Origin.of("https://user:key@sites.example/x") == Origin("sites.example", 443, True, "sites.example")
+    assert Origin.of("http://[::1]:8080") == Origin("::1", 8080, False, "[::1]:8080")
+    assert Origin.of("http://sites.example").port == 80

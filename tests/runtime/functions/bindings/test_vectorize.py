@@ -60,6 +60,33 @@ async def test_namespaces_and_filters_choose_before_the_nearest_are_counted(wire
     assert "values" not in match
 
 
+@pytest.mark.parametrize(
+    ("rule", "passing"),
+    [
+        (2, "2"), ({"$eq": 2}, "2"), ({"$ne": 2}, "013z"), ({"$in": [1, 2]}, "12"), ({"$nin": [1, 2]}, "03z"),
+        ({"$lt": 2}, "01"), ({"$lte": 2}, "012"), ({"$gt": 2}, "3"), ({"$gte": 2}, "23"),
+    ],
+)  # fmt: skip
+async def test_each_word_of_a_filter_means_what_it_says_also_of_what_has_no_metadata(
+    wire: Wire, rule: Any, passing: str
+) -> None:
+    index = (await wire(INDEX)).env["V"]
+    await index.insert([{"id": f"{n}", "values": [1, n], "metadata": {"n": n}} for n in range(4)])
+    await index.insert([{"id": "z", "values": [0, 0]}])
+    found = await index.query([1, 0], topK=5, filter={"n": rule}, returnMetadata="all")
+    assert sorted(match.id for match in found.matches) == list(passing)
+
+
+async def test_a_vector_of_noughts_is_near_nothing_and_vectors_come_back_as_they_were_asked_for(wire: Wire) -> None:
+    index = (await wire(INDEX)).env["V"]
+    await index.insert([{"id": "b", "values": [0, 0]}, {"id": "a", "values": [3, 0], "namespace": "n"}])
+    assert [(match.id, match.score) for match in (await index.query([2, 0])).matches] == [("a", 1.0), ("b", 0.0)]
+    assert [match.score for match in (await index.query([0, 0])).matches] == [0.0, 0.0]
+    assert [each["id"] for each in await index.get_by_ids(["b", "c", "a"])] == ["b", "a"]
+    (match, _) = (await index.query([1, 0])).matches
+    assert (match.namespace, "metadata" in match) == ("n", False)
+
+
 async def test_insert_leaves_what_is_there_and_upsert_replaces_it_also_after_a_restart(wire: Wire) -> None:
     first = (await wire(INDEX)).env["V"]
     await first.insert([{"id": "a", "values": [1, 0]}])
@@ -83,6 +110,10 @@ async def test_insert_leaves_what_is_there_and_upsert_replaces_it_also_after_a_r
         (lambda v: v.query([1, 2], topK=101), "<= 100"),
         (lambda v: v.query([1, 2], filter={"n": {"$near": 1}}), r"no '\$near'"),
         (lambda v: v.query_by_id("nobody"), "no vector 'nobody'"),
+        (
+            lambda v: v.insert([{"id": "x", "values": [1, 2], "metadata": {"t": "x" * 10_240}}]),
+            "more than 10240 bytes",
+        ),
     ],
 )
 async def test_what_cannot_be_is_refused_and_changes_nothing(

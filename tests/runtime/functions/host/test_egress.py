@@ -4,12 +4,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import FetchEvent
+from runtime.functions.host import egress as egress_module
 from runtime.functions.host.egress import Egress
+from runtime.functions.host.subrequests import Dial
 
 NOT_PUBLIC = [
     "0.0.0.0",
@@ -154,3 +157,75 @@ async def test_credentials_and_a_form_do_not_follow_a_redirect_to_another_host()
     assert b"bearer" not in head.lower()
     assert b"c=1" not in head
     assert b"a=1" not in head
+
+
+async def fetched(url: str, method: str = "GET", body: bytes = b"", **more: Any) -> Any:
+    async with Egress(("127.0.0.1",)) as egress:
+        return (await egress.fetch(FetchEvent(id=1, method=method, url=url, body=body, **more), None)).value
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "then"),
+    [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"), (301, "PUT", "PUT"), (308, "POST", "POST")],
+)
+async def test_what_is_sent_to_where_a_redirect_leads_depends_on_its_status(
+    status: int, method: str, then: str
+) -> None:
+    moved = f"HTTP/1.1 {status} Moved\r\nlocation: ../there\r\n".encode()
+    async with far_side(moved, b"HTTP/1.1 200 OK\r\n") as (here, heard):
+        answer = await fetched(f"{here}/a/b", method, b"form")
+    assert (answer["status"], answer["redirected"], answer["url"]) == (200, True, f"{here}/there")
+    assert heard[1].split(b" HTTP")[0] == f"{then} /there".encode()
+    assert heard[1].endswith(b"form") == (then != "GET")
+
+
+async def test_a_function_says_what_becomes_of_a_redirect_and_none_goes_on_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(egress_module, "MAX_REDIRECTS", 2)
+    moved = b"HTTP/1.1 302 Found\r\nlocation: /again\r\n"
+    async with far_side(*[moved] * 5) as (here, heard):
+        answer = await fetched(here + "/", options={"redirect": "manual"})
+        assert (answer["status"], answer["redirected"]) == (302, False)
+        with pytest.raises(Failure, match="was redirected"):
+            await fetched(here + "/", options={"redirect": "error"})
+        with pytest.raises(Failure, match="gave up after 2 redirects"):
+            await fetched(here + "/")
+    assert len(heard) == 5
+
+
+async def test_a_redirect_is_judged_as_any_other_address() -> None:
+    async with far_side(b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/\r\n") as (here, heard):
+        with pytest.raises(Failure, match=r"169\.254\.169\.254, which is no public address"):
+            await fetched(here + "/")
+    assert len(heard) == 1
+
+
+async def test_what_frames_a_request_is_the_clients_own_and_never_the_functions() -> None:
+    headers = [("Host", "elsewhere"), ("Content-Length", "7"), ("Transfer-Encoding", "chunked"), ("Proxy-Authorization", "x"), ("X-Own", "1")]  # fmt: skip
+    async with far_side(b"HTTP/1.1 200 OK\r\n") as (here, heard):
+        await fetched(here + "/", "POST", b"abc", headers=headers)
+    head = heard[0].lower()
+    assert b"x-own: 1" in head
+    assert b"content-length: 3" in head
+    assert not any(word in head for word in (b"elsewhere", b"chunked", b"proxy-authorization"))
+
+
+@pytest.mark.parametrize(("host", "port"), [("8.8.8.8", 25), ("8.8.8.8", 0), ("8.8.8.8", 65536), ("127.0.0.1", 80)])
+async def test_a_function_dials_neither_mail_nor_what_is_no_port_nor_this_machine(host: str, port: int) -> None:
+    async with Egress() as egress:
+        with pytest.raises(Failure):
+            await egress.dial(Dial(host, port, connects=True))
+
+
+async def test_a_function_dials_what_the_site_allows_at_that_port_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        async with Egress((f"127.0.0.1:{port}",)) as egress:
+            assert await egress.dial(Dial("127.0.0.1", port, connects=False)) == ["127.0.0.1"]
+            connection = await egress.dial(Dial("127.0.0.1", port, connects=True))
+            assert isinstance(connection, socket.socket)
+            assert connection.getpeername() == ("127.0.0.1", port)
+            connection.close()
+            with pytest.raises(Failure, match="on the site's own machine"):
+                await egress.dial(Dial("127.0.0.1", port - 1, connects=False))

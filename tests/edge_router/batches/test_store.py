@@ -1,0 +1,127 @@
+"""What is kept of batches: bounds of each owner, times, and one answer for each request. The time is given."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_router.batches import store as batch_store
+from edge_router.batches.lines import OUT_OF_TIME, AskedLine
+from edge_router.batches.store import KEPT_S, WITHIN_S, BatchCounts, BatchStore, StoredBatch, batch_fields
+from wire.errors import ApiError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BatchStore]:
+    made = BatchStore(tmp_path / "batches.sqlite")
+    yield made
+    made.close()
+
+
+def asked(store: BatchStore, *names: str, id: str = "batch_1", owner: str = "acme", at_s: int = 0) -> StoredBatch:
+    batch = StoredBatch(id, owner, "", "/v1/chat/completions", "file-1", at_s, at_s + WITHIN_S)
+    return store.add(batch, [AskedLine(name, "ember", name.encode()) for name in names])
+
+
+def answer(store: BatchStore, behind: int = 0, *, owner: str = "acme", at_s: int = 1) -> int:
+    """Answer the owner's next request, and return its number."""
+    request = store.next_waiting(owner, "ember", behind)
+    assert request is not None
+    store.answered(request, 200, b"{}", at_s)
+    return request.number
+
+
+def test_what_is_out_of_time_is_given_up_and_told_but_not_what_is_under_way(store: BatchStore) -> None:
+    made = asked(store, "a", "b", "c")
+    number = answer(store)
+    under_way = [number + 1]
+    store.sweep(under_way, WITHIN_S - 1)
+    assert store.counts(made) == BatchCounts(2, 1, 0, 0, 0)
+    store.sweep(under_way, WITHIN_S)
+    assert store.counts(made) == BatchCounts(1, 1, 0, 1, 0)
+    assert store.batch("batch_1", "acme")[0].ended_s is None, "one is under way"
+    store.sweep([], WITHIN_S + 1)
+    ended, counts = store.batch("batch_1", "acme")
+    assert (ended.ended_s, counts) == (WITHIN_S + 1, BatchCounts(0, 1, 0, 2, 0))
+    told = batch_fields(ended, counts)
+    assert (told["status"], told["expired_at"], told["completed_at"]) == ("expired", WITHIN_S + 1, None)
+    assert told["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+    assert ended.output_file is not None
+    assert ended.error_file is not None
+    assert store.content(store.file(ended.output_file, "acme")).count(b"\n") == 1
+    assert store.content(store.file(ended.error_file, "acme")).count(OUT_OF_TIME.encode()) == 2
+    assert store.waiting() == []
+
+
+def test_what_has_ended_is_kept_for_a_day_and_then_nothing_of_it_is(store: BatchStore) -> None:
+    asked(store, "a")
+    answer(store, at_s=10)
+    file = store.batch("batch_1", "acme")[0].output_file
+    assert file is not None
+    store.sweep([], 10 + KEPT_S - 1)
+    assert store.batch("batch_1", "acme")[1].answered == 1
+    assert store.content(store.file(file, "acme"))
+    store.sweep([], 10 + KEPT_S)
+    for find in (lambda: store.batch("batch_1", "acme"), lambda: store.file(file, "acme")):
+        with pytest.raises(ApiError, match="its time is over"):
+            find()
+    left = [store._connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() for table in ("requests", "files")]
+    assert left == [(0,), (0,)]
+
+
+def test_a_request_has_one_answer_and_the_first_stays(store: BatchStore) -> None:
+    made = asked(store, "a", "b")
+    request = store.next_waiting("acme", "ember", 0)
+    assert request is not None
+    assert (request.body, request.batch) == (b"a", made)
+    store.answered(request, 200, b"first", 1)
+    store.answered(request, 500, b"second", 2)
+    assert [row[1:] for row in store.answers(made)][0] == ("a", 200, b"first")
+    assert store.counts(made) == BatchCounts(1, 1, 0, 0, 0)
+
+
+def test_requests_wait_in_their_order_each_owners_and_models_apart(store: BatchStore) -> None:
+    asked(store, "a", "b")
+    asked(store, "c", id="batch_2", owner="bob")
+    first = store.next_waiting("acme", "ember", 0)
+    assert first is not None
+    second = store.next_waiting("acme", "ember", first.number)
+    assert second is not None
+    assert (first.body, second.body) == (b"a", b"b")
+    assert store.next_waiting("acme", "ember", second.number) is None
+    assert store.next_waiting("acme", "another", 0) is None
+    assert sorted(store.waiting()) == [("acme", "ember"), ("bob", "ember")]
+
+
+def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> None:
+    made = asked(store, "a", "b", "c")
+    number = answer(store)
+    store.cancel(made, [number + 1], 5)
+    cancelled, counts = store.batch("batch_1", "acme")
+    assert (counts, batch_fields(cancelled, counts)["status"]) == (BatchCounts(1, 1, 0, 0, 1), "cancelling")
+    answer(store, number, at_s=7)
+    ended, counts = store.batch("batch_1", "acme")
+    told = batch_fields(ended, counts)
+    assert (told["status"], told["cancelling_at"], told["cancelled_at"]) == ("cancelled", 5, 7)
+    assert ended.error_file is None, "what nobody asked for any more is no error"
+
+
+def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_store, "MOST_WAITING", 3)
+    monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
+    asked(store, "a", "b")
+    with pytest.raises(ApiError, match="more than 3 requests of yours"):
+        asked(store, "c", "d", id="batch_2")
+    asked(store, "c", "d", id="batch_2", owner="bob")
+    answer(store)
+    asked(store, "c", "d", id="batch_3")
+    store.add_file("carol", "a", "batch", b"x" * 6, 0)
+    file = store.add_file("carol", "b", "batch", b"x" * 4, 0)
+    with pytest.raises(ApiError, match="MiB of files"):
+        store.add_file("carol", "c", "batch", b"x", 0)
+    store.add_file("dave", "c", "batch", b"x", 0)
+    store.delete_file(file)
+    store.add_file("carol", "c", "batch", b"x", 1)
+    assert [each.name for each in store.files("carol")] == ["c", "a"], "the newest first"
