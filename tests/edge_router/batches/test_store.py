@@ -76,7 +76,7 @@ def test_a_request_has_one_answer_and_the_first_stays(store: BatchStore) -> None
     assert (request.body, request.batch) == (b"a", made)
     store.answered(request, 200, b"first", 1)
     store.answered(request, 500, b"second", 2)
-    assert [row[1:] for row in store.answers(made)][0] == ("a", 200, b"first")
+    assert next(row[1:] for row in store.answers(made)) == ("a", 200, b"first")
     assert store.counts(made) == BatchCounts(1, 1, 0, 0, 0)
 
 

@@ -202,7 +202,13 @@ async def test_a_redirect_is_judged_as_any_other_address() -> None:
 
 
 async def test_what_frames_a_request_is_the_clients_own_and_never_the_functions() -> None:
-    headers = [("Host", "elsewhere"), ("Content-Length", "7"), ("Transfer-Encoding", "chunked"), ("Proxy-Authorization", "x"), ("X-Own", "1")]  # fmt: skip
+    headers = [
+        ("Host", "elsewhere"),
+        ("Content-Length", "7"),
+        ("Transfer-Encoding", "chunked"),
+        ("Proxy-Authorization", "x"),
+        ("X-Own", "1"),
+    ]
     async with far_side(b"HTTP/1.1 200 OK\r\n") as (here, heard):
         await fetched(here + "/", "POST", b"abc", headers=headers)
     head = heard[0].lower()
