@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from dialects.anthropic import parse_messages
+from dialects.bodies import read_tool_choice
 from dialects.embeddings import parse_embedding
 from dialects.openai_chat import parse_chat
 from dialects.openai_completions import parse_completion
@@ -848,3 +849,14 @@ def test_texts_and_token_ids_come_out_as_tuples() -> None:
         ('[[1, 2], "a"]', ((1, 2), "a")),
     ):
         assert parse("embedding", over(BASES["embedding"], f'{{"input": {sent}}}')).inputs == inputs
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("auto", "auto"), ("none", "none"), ("required", "required"), ("any", "required"), ({"name": "f"}, {"name": "f"}),
+        ({"type": "function", "name": "f"}, {"name": "f"}), ({"type": "function", "function": {"name": "f"}}, {"name": "f"}),
+    ],
+)  # fmt: skip
+def test_a_choice_of_tools_is_read_in_each_of_its_forms(said: Any, meant: Any) -> None:
+    assert read_tool_choice(said) == meant

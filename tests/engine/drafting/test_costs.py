@@ -40,6 +40,13 @@ def test_a_first_step_that_took_long_is_forgotten_and_one_in_between_hardly_coun
     assert costs.predict_s(2) == pytest.approx(0.4, rel=0.05), "what lasts is learnt"
 
 
+def test_a_shorter_step_counts_for_half_at_once() -> None:
+    costs = measured({2: 0.4}, times=8)
+    costs.count(2, 0.2)
+    assert costs.predict_s(2) == pytest.approx(0.3)
+    assert costs.predict_s(4) == pytest.approx(0.3 + 2 * 0.3 / 10), "and beyond by what a row costs at best"
+
+
 def test_more_rows_never_take_less() -> None:
     draw = Random(3)
     costs = measured({rows: draw.uniform(0.1, 1.0) for rows in (1, 2, 3, 5, 9, 17, 40, 100, 333)})
