@@ -41,6 +41,7 @@ class Probes:
         self._http_status = 200
         self._took_s = 0.0
         self.refusal = ""
+        self.round_trips = 1
         self.monitor = HealthMonitor([self.backend], self._fetch, HEALTH, self.clock, self._sleep, lambda: self.chance)
 
     async def reply(self, reply: bytes | Exception | None, http_status: int = 200, took_s: float = 0.004) -> str:
@@ -63,7 +64,7 @@ class Probes:
         if isinstance(self._reply, Exception):
             raise self._reply
         assert self._reply is not None
-        return ProbeReply(self._reply, self._http_status, 1, self.refusal)
+        return ProbeReply(self._reply, self._http_status, self.round_trips, self.refusal)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -197,6 +198,9 @@ async def test_probes_measure_the_round_trip() -> None:
     assert site.backend.round_trip.ms == pytest.approx(site.backend.round_trip.seed_ms)
     await site.reply(encode_status(site_status("ams1")), took_s=0.012)
     assert site.backend.round_trip.ms == pytest.approx(12.0)
+    site.round_trips = 2  # it had to connect first
+    await site.reply(encode_status(site_status("ams1", 2)), took_s=0.012)
+    assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the 6 that it took"
 
 
 async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:

@@ -86,6 +86,28 @@ async def test_what_functions_have_used_is_in_the_ledger_with_account_function_a
     await made.close()
 
 
+@pytest.mark.parametrize("change", [{"state": "unhealthy"}, {"state": "draining"}, {"status": None}])
+async def test_a_site_that_is_not_well_or_has_no_functions_is_not_asked(
+    place: Place, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    made = Made(place, tmp_path)
+    asked: list[str] = []
+
+    async def exchange(method: str, site: str, path: str, body: bytes, **more: Any) -> SiteAnswer:
+        asked.append(site)
+        assert msgspec.json.decode(body, type=UsageAsked).ledger == await made.ledger.identity() != ""
+        return SiteAnswer(404, b"")
+
+    made.site.exchange = exchange  # type: ignore[method-assign]
+    await made.collecting.collect()
+    assert asked == ["ams1"], "once: there is no more where it says that there is none"
+    for name, value in change.items():
+        setattr(made.site, name, value)
+    await made.collecting.collect()
+    assert asked == ["ams1"]
+    await made.close()
+
+
 async def test_lost_answers_and_restarts_write_nothing_twice(place: Place, tmp_path: Path) -> None:
     made = Made(place, tmp_path)
     await made.collecting.collect()

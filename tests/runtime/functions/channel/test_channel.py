@@ -285,3 +285,15 @@ def test_sets_and_naive_dates_come_back_as_they_were() -> None:
     value = {"words": {"a", "b"}, "now": datetime(2026, 1, 2, 3, 4, 5), "view": memoryview(b"x")}
     assert unplain(plain(value)) == {**value, "view": b"x"}
     assert unplain({"$set": [[1], "a"]}) == {"[1]", "a"}  # from outside, what no set can hold
+
+
+def test_what_no_channel_carries_is_refused_with_its_place_and_what_only_looks_like_a_set_is_left() -> None:
+    for value, why in (
+        ({"a": [1, {2: 3}]}, r"the value\['a'\]\[1\] has the key 2, which is no string"),
+        ({"a": object()}, r"the value\['a'\] is of type object"),
+        ({1j}, "an item of the value is of type complex"),
+    ):
+        with pytest.raises(TypeError, match=why):
+            plain(value)
+    for other in ({"$set": "ab"}, {"$set": [1], "more": 2}, {"$date": 5}, {"$date": "2026-01-02", "more": 2}):
+        assert unplain(other) == other
