@@ -259,7 +259,6 @@ class FileStore:
             await asyncio.shield(asyncio.to_thread(self._file_of(version).unlink, missing_ok=True))
 
     def _prepare(self, connection: Connection) -> None:
-        (self._directory / "files").mkdir(parents=True, exist_ok=True, mode=0o700)
         create(connection, SCHEMA)
         self._sweep(connection)
 

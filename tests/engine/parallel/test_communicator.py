@@ -1,10 +1,16 @@
-"""What ranks of one machine find each other by is nobody else's."""
+"""What ranks exchange, through Gloo itself, in threads of one process; and what they find each other by is nobody else's."""
 
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+import torch
+from torch._C._distributed_c10d import HashStore, TCPStore
 
-from engine.parallel.communicator import LOCALHOST, new_store
+from engine.parallel.communicator import LOCALHOST, Communicator, Exchanged, RankLinks, link, new_store
+from engine.planning.parallelism import Parallelism
+from engine.weights.shard import WHOLE, Shard
 
 
 def test_the_ranks_store_listens_on_this_machine_alone() -> None:
@@ -14,3 +20,75 @@ def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     # Free on another loopback address: a listener on all addresses would have it there as well.
     with socket.create_server(("127.0.0.2", store.port)):
         pass
+
+
+def linked(degrees: Parallelism, work: Callable[[RankLinks], Any]) -> list[Any]:
+    """Do the work on every rank, each in a thread of its own, and return what came of it, in their order."""
+    store = HashStore()
+
+    def run(rank: int) -> Any:
+        return work(link(rank, degrees, store, torch.device("cpu")))
+
+    with ThreadPoolExecutor(degrees.size) as threads:
+        return list(threads.map(run, range(degrees.size)))
+
+
+def test_ranks_that_share_matrices_have_one_sum_and_each_others_columns() -> None:
+    def work(links: RankLinks) -> Any:
+        ranks, rank = links.serving, links.rank
+        assert ranks is not None
+        summed = ranks.sum(torch.full((2, 3), rank + 1.0))
+        joined = ranks.join(torch.full((2, 2 - rank), rank + 5.0), (2, 1))
+        told = ranks.from_rank(1, torch.tensor([rank + 7]))
+        assert ranks.exchanged == Exchanged(sums=1, summed_bytes=24, joins=1, joined_bytes=32)
+        return summed.tolist(), joined.tolist(), told.tolist(), ranks.copies, ranks.is_first, links.shard
+
+    first, second = linked(Parallelism(tp=2), work)
+    assert first[:4] == second[:4] == ([[3.0] * 3] * 2, [[5.0, 5.0, 6.0]] * 2, [8], 1)
+    assert (first[4:], second[4:]) == ((True, Shard(0, 2)), (False, Shard(1, 2)))
+
+
+def test_ranks_with_tokens_of_their_own_send_rows_to_each_other_and_to_the_first() -> None:
+    def work(links: RankLinks) -> Any:
+        ranks, rank = links.serving, links.rank
+        assert ranks is not None
+        sent, received = ranks.exchange_counts(torch.tensor([1, 2] if rank == 0 else [2, 0]))
+        rows = torch.arange(sum(sent)).unsqueeze(1) + 10 * rank
+        arrived = ranks.exchange(rows, sent, received)
+        gathered = ranks.to_first(torch.full((rank + 1, 1), rank), (1, 2))
+        own = ranks.sum(torch.ones(1)), ranks.join(torch.ones(1, 1), (1,))
+        assert [int(x) for x in own] == [1, 1], "each has whole matrices"
+        return sent, received, arrived.flatten().tolist(), gathered.flatten().tolist(), ranks.copies, ranks.exchanged
+
+    first, second = linked(Parallelism(ep=2), work)
+    assert first[:5] == ([1, 2], [1, 2], [0, 10, 11], [0, 1, 1], 2)
+    assert second[:5] == ([2, 0], [2, 0], [1, 2], [], 2)
+    assert (first[5].exchanges, first[5].exchanged_bytes) == (3, 8 + 16)
+    assert (second[5].exchanges, second[5].exchanged_bytes) == (3, 8 + 16 + 16)
+
+
+def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
+    def work(links: RankLinks) -> Any:
+        assert links.serving is not None
+        pipe = links.serving.pipe
+        assert pipe is not None
+        steps = [pipe.next_step() for _ in range(2)]
+        for step in steps:
+            pipe.send(torch.full((4,), 10.0 * pipe.stage + step), step)
+        heard = [pipe.receive(torch.empty(4), step)[0].item() for step in reversed(steps)]
+        return links.stage, heard, pipe.is_first, pipe.is_last, pipe.sent
+
+    assert linked(Parallelism(pp=3), work) == [
+        (0, [21.0, 20.0], True, False, 32),
+        (1, [1.0, 0.0], False, False, 32),
+        (2, [11.0, 10.0], False, True, 32),
+    ]
+
+
+def test_who_is_alone_exchanges_nothing() -> None:
+    alone, x = Communicator(None, WHOLE), torch.arange(3).unsqueeze(1)
+    assert alone.total(x) is alone.from_rank(0, x) is alone.join(x, (1,)) is x
+    assert alone.exchange(x, [3], [3]).tolist() == x.tolist()
+    assert alone.exchange_counts(torch.tensor([3])) == ([3], [3])
+    assert (alone.is_first, alone.copies, alone.exchanged) == (True, 1, Exchanged())
+    assert (RankLinks().stage, RankLinks().rank) == (0, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.bindings.r2_files import STRAY_AFTER_S, FileStore
-from runtime.functions.bindings.r2_objects import Details
+from runtime.functions.bindings.r2_objects import Details, R2Error
 from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
 from tests.runtime.functions.bindings.r2_bucket import MIB, R2, files, read
@@ -190,5 +190,27 @@ async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> No
     try:
         assert await store.head("k") is None
         assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
+    finally:
+        await store.close()
+
+
+async def test_a_part_that_is_sent_again_and_an_upload_that_is_given_up_take_no_more_room(tmp_path: Path) -> None:
+    async def part(size: int) -> AsyncIterator[bytes]:
+        yield b"x" * size
+
+    store = FileStore(tmp_path, 10)
+    try:
+        upload_id = await store.create_upload("k", Details())
+        for size in (6, 7, 6):
+            await store.put_part("k", upload_id, 1, part(size))
+        with pytest.raises(R2Error, match="the bucket is full"):
+            await store.put_part("k", upload_id, 2, part(5))
+        await store.put_part("k", upload_id, 2, part(4))
+        assert sorted(path.stat().st_size for path in (tmp_path / "files").rglob("*") if path.is_file()) == [4, 6]
+        await store.abort_upload("k", upload_id)
+        assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
+        assert await store.put("other", part(10), Details(), None, None) is not None
+        await store.delete(["other"])
+        assert await store.put("other", part(10), Details(), None, None) is not None
     finally:
         await store.close()

@@ -1,0 +1,153 @@
+"""Values of the two files that are right each by itself and not together, and the nearest ones that are: each is refused by a sentence of its own."""
+
+from typing import Any
+
+import pytest
+
+from sites.config import ConfigError, parse
+from sites.network import NetworkConfig
+from sites.site import SiteConfig
+
+PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
+AMS1 = {"name": "ams1", "url": "http://127.0.0.1:1", "place": PLACE, "region": "eu"}
+EMBER = {"name": "ember", "source": "embedded:ember"}
+DAY = {"name": "acme", "tokens_per_day": 5}
+KEY = {"name": "k", "key_sha256": "0" * 64}
+PAIR, KV = [["cuda:0", "cuda:1"]], {"kv_host_gib": 0.1}
+SPLIT = [{"device": "cuda:0", "role": "prefill"}, {"device": "cuda:1", "role": "decode"}]
+AT = {"site": "iad1", "url": "http://10.0.0.5:1"}
+Tables = dict[str, Any]
+
+
+def network(**tables: Any) -> NetworkConfig:
+    plain = {"listen": {"port": 0}, "place": PLACE, "sites": [AMS1]}
+    return parse(NetworkConfig, {**plain, **tables}, "network.toml")
+
+
+def site(**tables: Any) -> SiteConfig:
+    plain = {"name": "ams1", "place": PLACE, "listen": {"port": 1}, "models": [EMBER]}
+    return parse(SiteConfig, {**plain, **tables}, "ams1.toml")
+
+
+def objective(**fields: Any) -> Tables:
+    return {"objectives": [{"model": "a", **fields}]}
+
+
+def engine(**fields: Any) -> Tables:
+    return {"engine": fields}
+
+
+def model(**fields: Any) -> Tables:
+    return {"models": [{**EMBER, **fields}]}
+
+
+NETWORKS: list[tuple[str, Tables, Tables]] = [
+    ("site name 'ams1' is used twice", {"sites": [AMS1, AMS1]}, {"sites": [AMS1, {**AMS1, "name": "iad1"}]}),
+    ("needs answered", objective(), objective(answered=0.9)),
+    ("belong together", objective(first_token=0.9), objective(first_token=0.9, first_token_ms=100.0)),
+    ("belong together", objective(answered=0.9, first_token_ms=100.0), objective(answered=0.9)),
+    (
+        "objective's model 'a' is used twice",
+        {"objectives": [{"model": "a", "answered": 0.9}] * 2},
+        {"objectives": [{"model": name, "answered": 0.9} for name in "ab"]},
+    ),
+    ("say where it is kept", {"accounts": [DAY]}, {"accounts": [DAY], "ledger": {"directory": "/var/l"}}),
+    ("say where it is kept", {"accounts": [{"name": "a", "cost_per_day": 1.0}]}, {"accounts": [{"name": "a"}]}),
+    ("account name 'a' is used twice", {"accounts": [{"name": "a"}] * 2}, {"accounts": [{"name": "a"}]}),
+    ("key name 'k' is used twice", {"keys": [KEY, {**KEY, "key_sha256": "1" * 64}]}, {"keys": [KEY]}),
+    ("key's digest '0+' is used twice", {"keys": [KEY, {**KEY, "name": "l"}]}, {"keys": [KEY]}),
+    (
+        "of the account 'b', and no",
+        {"keys": [{**KEY, "account": "b"}]},
+        {"keys": [{**KEY, "account": "b"}], "accounts": [{"name": "b"}]},
+    ),
+    (
+        "data of the account a may go to the site 'iad1', and no",
+        {"accounts": [{"name": "a", "data": {"sites": ["iad1"]}}]},
+        {"accounts": [{"name": "a", "data": {"sites": ["ams1"]}}]},
+    ),
+    (
+        "data of the model m may go to the region 'us', and no",
+        {"models": [{"model": "m", "data": {"regions": ["us"]}}]},
+        {"models": [{"model": "m", "data": {"regions": ["eu"]}}, {"model": "n"}]},
+    ),
+    ("may go nowhere", {"models": [{"model": "m", "data": {}}]}, {"models": [{"model": "m"}]}),
+    (
+        "belong together",
+        {"listen": {"port": 0, "tls_key": "k"}},
+        {"listen": {"port": 0, "tls_key": "k", "tls_certificate": "c"}},
+    ),
+    (
+        "uvicorn speaks no HTTP/2",
+        {"door": {"http2": True, "server": "uvicorn"}},
+        {"door": {"http2": True, "server": "hypercorn"}},
+    ),
+]
+SITES: list[tuple[str, Tables, Tables]] = [
+    ("devices are both given", engine(device="cpu", devices=["cpu"]), engine(devices=["cpu"])),
+    ("each host names its own", engine(device="cpu", hosts=[{"device": "cpu"}]), engine(hosts=[{"device": "cpu"}])),
+    ("no host answers", engine(hosts=SPLIT[:1], **KV), engine(hosts=SPLIT, **KV)),
+    ("no host computes prompts", engine(hosts=SPLIT[1:], **KV), engine(hosts=SPLIT, **KV)),
+    ("several roles need kv_host_gib", engine(hosts=SPLIT), engine(hosts=SPLIT, **KV)),
+    (
+        "shift_roles is of hosts",
+        engine(hosts=SPLIT, shift_roles=True, scale_up_wait_s=0, **KV),
+        engine(hosts=SPLIT, shift_roles=True, scale_up_wait_s=1.0, **KV),
+    ),
+    ("shift_roles is of hosts", engine(shift_roles=True), engine(shift_roles=False)),
+    (
+        "expert_parallel is of devices in brackets",
+        engine(devices=["cuda:0", "cuda:1"], expert_parallel=True),
+        engine(devices=PAIR, expert_parallel=True),
+    ),
+    (
+        "redundant_experts are copies",
+        engine(devices=PAIR, redundant_experts=2),
+        engine(devices=PAIR, redundant_experts=2, expert_parallel=True),
+    ),
+    (
+        "redundant_experts is 3, and 2 devices",
+        engine(devices=PAIR, redundant_experts=3, expert_parallel=True),
+        engine(devices=PAIR, redundant_experts=4, expert_parallel=True),
+    ),
+    (
+        "data_parallel spreads whole experts",
+        engine(devices=PAIR, data_parallel=2),
+        engine(devices=PAIR, data_parallel=2, expert_parallel=True),
+    ),
+    (
+        "data_parallel is 3, and 2 devices share",
+        engine(devices=PAIR, data_parallel=3, expert_parallel=True),
+        engine(devices=PAIR, data_parallel=1, expert_parallel=True),
+    ),
+    ("stages are of devices in brackets", engine(devices=["cuda:0", "cuda:1"], stages=2), engine(devices=PAIR, stages=2)),
+    ("2 devices cannot be divided into 3 stages", engine(devices=PAIR, stages=3), engine(devices=PAIR, stages=1)),
+    ("kv_disk_dir needs", engine(kv_disk_dir="/kv"), engine(kv_disk_dir="/kv", **KV)),
+    ("kv_store needs", engine(kv_store="m:1"), engine(kv_store="m:1", **KV)),
+    ("lend_at and lenders need", engine(lenders=[AT]), engine(lenders=[AT], **KV)),
+    ("lend_at is at port 65535", engine(lend_at="127.0.0.1:65535", devices=["cpu", "cpu"], **KV), engine(lend_at="127.0.0.1:65535", **KV)),
+    ("lender's site 'iad1' is used twice", engine(lenders=[AT, AT], **KV), engine(lenders=[AT], **KV)),
+    ("which is this site", engine(lenders=[{**AT, "site": "ams1"}], **KV), engine(lenders=[AT], **KV)),
+    ("read their parts from disk", {**engine(devices=PAIR), **model(residency="host")}, {**engine(devices=PAIR), **model(residency="auto")}),
+    ("weights_host_gib is 0", {**engine(weights_host_gib=0), **model(residency="host")}, {**engine(weights_host_gib=1), **model(residency="host")}),
+    ("drop sleep_after_s", model(residency="device", sleep_after_s=9.0), model(residency="auto", sleep_after_s=9.0)),
+    (
+        "adapter of ember 'a' is used twice",
+        model(adapters=[{"name": "a", "path": "/a"}] * 2),
+        model(adapters=[{"name": name, "path": "/a"} for name in "ab"]),
+    ),
+    ("model name 'ember' is used twice", {"models": [EMBER, {**EMBER, "name": "b", "aliases": ["ember"]}]}, {"models": [EMBER, {**EMBER, "name": "b"}]}),
+    ("of the account 'b', and no", {"keys": [{**KEY, "account": "b"}]}, {"keys": [KEY]}),
+    ("is named twice", engine(devices=["cuda:0", "cuda:0"]), engine(devices=["cpu", "cpu"])),
+    ("comes first", engine(devices=[["ray:cuda", "cuda:0"]]), engine(devices=[["cuda:0", "ray:cuda"]])),
+    ("as one kind of device wants them", engine(devices=["cpu", "cuda:0"]), engine(devices=["cuda:1", "cuda:0"])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "says", "wrong", "right"), [
+    *((network, *row) for row in NETWORKS), *((site, *row) for row in SITES),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused_by_name(make: Any, says: str, wrong: Tables, right: Tables) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make(**wrong)
+    make(**right)
