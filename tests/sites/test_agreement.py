@@ -136,7 +136,11 @@ SITES: list[tuple[str, Tables, Tables]] = [
         model(adapters=[{"name": "a", "path": "/a"}] * 2),
         model(adapters=[{"name": name, "path": "/a"} for name in "ab"]),
     ),
-    ("model name 'ember' is used twice", {"models": [EMBER, {**EMBER, "name": "b", "aliases": ["ember"]}]}, {"models": [EMBER, {**EMBER, "name": "b"}]}),
+    (
+        "model name 'ember' is used twice",
+        {"models": [EMBER, {**EMBER, "name": "b", "aliases": ["ember"]}]},
+        {"models": [EMBER, {**EMBER, "name": "b"}]},
+    ),
     ("of the account 'b', and no", {"keys": [{**KEY, "account": "b"}]}, {"keys": [KEY]}),
     ("is named twice", engine(devices=["cuda:0", "cuda:0"]), engine(devices=["cpu", "cpu"])),
     ("comes first", engine(devices=[["ray:cuda", "cuda:0"]]), engine(devices=[["cuda:0", "ray:cuda"]])),
