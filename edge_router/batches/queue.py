@@ -27,7 +27,8 @@ IDLE_BELOW = 8  # requests at a site, whoever's
 LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
 TRIES_OF_ERRORS = 3  # of a request that fails at sites that took it
-LONGEST_WAIT_S = 60.0  # before a further try
+FIRST_WAIT_S = 1.0  # before a second try; twice that before the next
+LONGEST_WAIT_S = 60.0
 TRY_LATER = (429, 502, 503)  # nothing was wrong with the request: until the batch's time is over
 FAILED = (408, 500, 504)
 
@@ -152,7 +153,7 @@ class BatchQueue:
 
     async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
         """Return the answer of the network, asked again for as long as the batch has time. Raises TimeoutError."""
-        num_errors, wait_s = 0, 1.0
+        num_errors, wait_s = 0, FIRST_WAIT_S
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
             while True:
                 answer = BatchAnswer(self._head(request.batch), f"{request.batch.id}.{request.number}")

@@ -48,6 +48,19 @@ async def test_a_follow_up_without_a_header_finds_its_home() -> None:
         assert first.split("; ")[0] == second.split("; ")[0]
 
 
+async def test_a_conversation_does_not_live_where_it_was_refused() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        asked = {"headers": {"x-session-affinity": "conversation-1"}}
+        fakes[0].behave = fakes[1].behave = answer(400, {"error": {"code": "context_length_exceeded"}})
+        async with running.chat(**asked) as response:
+            assert response.status == 400
+        assert running.counted("pilotlight_router_sessions") == 0
+        fakes[0].behave = fakes[1].behave = raw_stream(event(0), DONE)
+        async with running.chat(**asked) as response:
+            assert response.status == 200
+        assert running.counted("pilotlight_router_sessions") > 0
+
+
 async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
     async with sites("ams1", "iad1") as fakes:
         fakes[1].status_fields = {"models": (model_status("big", aliases=("@org/big",)),)}

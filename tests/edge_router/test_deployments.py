@@ -86,6 +86,12 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         before = new
 
 
+def test_who_is_early_for_one_function_is_not_early_for_all() -> None:
+    named = [Deployment(name, 1, (version(1), version(2)), (Share(2, 50), Share(1, 50))) for name in ("one", "two")]
+    same = sum(named[0].chosen(key) == named[1].chosen(key) for key in map(str, range(1000)))
+    assert 400 < same < 600
+
+
 class FakeSite:
     """A site that says what it is told to about versions it should try."""
 

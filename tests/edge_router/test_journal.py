@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -172,6 +173,17 @@ async def test_the_disk_is_told_no_key(tmp_path: Path) -> None:
         assert b"alice" not in kept
         assert b"hello" in kept
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_router_that_ends_has_written_what_it_keeps_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    async with sites("ams1") as fakes, router(fakes, tables={"durable": {"directory": str(tmp_path)}}) as running:
+        fakes[0].behave = continued_stream(6)
+        async with running.chat(headers=ALICE, **DURABLE) as response:
+            name = response.headers["x-pilotlight-stream"]
+            await response.read()
+    assert b"StreamEnded" in (tmp_path / name).read_bytes()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("journals")]
 
 
 async def test_a_second_router_reads_along_and_does_not_begin_the_answer_again(tmp_path: Path) -> None:

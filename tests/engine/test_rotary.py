@@ -38,9 +38,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_rules_turn_as_the_reference_does(name: str) -> None:
-    described = PUBLISHED[name]
+MANY_TURNS = {  # of the slowest dimension within the trained context
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 0.5,
+    "original_max_position_embeddings": 65536,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("described", [*PUBLISHED.values(), MANY_TURNS], ids=[*PUBLISHED, "many turns"])
+def test_rules_turn_as_the_reference_does(described: dict[str, Any]) -> None:
     config = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=dict(described))
     expected, factor = ROPE_INIT_FUNCTIONS[described["rope_type"]](config, torch.device("cpu"))
     rule = read_rotary_rule({"rope_parameters": described})

@@ -160,6 +160,17 @@ def test_a_damaged_library_is_never_opened_and_built_again(
 
 
 @pytest.mark.usefixtures("cache", "tiny_sources")
+def test_a_library_that_cannot_be_used_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
+    path = build_library()  # without the functions that are looked for
+    made_at = path.stat().st_mtime_ns
+    with caplog.at_level(logging.WARNING):
+        library.start(wait=True)
+    assert library.loaded is None
+    assert f"the CPU kernels in {path} are damaged" in caplog.text
+    assert path.stat().st_mtime_ns > made_at
+
+
+@pytest.mark.usefixtures("cache", "tiny_sources")
 def test_libraries_that_are_suspected_are_built_again(caplog: pytest.LogCaptureFixture) -> None:
     path = build_library()
     with caplog.at_level(logging.WARNING):

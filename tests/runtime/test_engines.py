@@ -12,7 +12,7 @@ from runtime.engines.device_host import HOPELESS_AFTER
 from runtime.engines.supervisor import Supervisor
 from sites.site import EngineConfig
 from tests.asgi import call, eventually, start
-from tests.fakes import FakeEngineClient, FakeLauncher, says
+from tests.fakes import FakeEngineClient, FakeHost, FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
@@ -120,6 +120,26 @@ async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_f
             await eventually(lambda number=number: len(launcher.launched_afresh) == max(1, number) + 1, 10)
     assert device.restarts.num_restarts == 5
     assert launcher.launched_afresh == [False, False, False, False, True, True]
+
+
+async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher, waited = FakeLauncher(), list[FakeHost]()
+
+    def take() -> FakeHost:
+        waited.append(FakeHost(FakeEngineClient()))
+        return waited[-1]
+
+    async with Supervisor(launcher, EngineConfig(standby=False)) as device:
+        await eventually(lambda: len(launcher.hosts) == 1)
+        monkeypatch.setattr(device.standby, "take", take)
+        for hosts in (launcher.hosts, waited):
+            await eventually(lambda hosts=hosts: bool(hosts) and device.client is hosts[0].client)
+            hosts[0].has_crashed = True
+            hosts[0].die()
+        await eventually(lambda: launcher.launched_afresh == [False, True], 10)
+        assert len(waited) == 1
 
 
 async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> None:

@@ -17,6 +17,7 @@ from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import SiteMaker
 from tests.runtime.test_embeddings import embeds
 from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
+from wire.lending import BorrowedPrompt
 from wire.status import decode_status
 
 __all__ = ["fast", "make_pair"]
@@ -120,6 +121,17 @@ async def test_an_idle_host_computes_its_own_prompts(split: Callable[..., Any]) 
         assert answer.status == 200
         assert [len(client.submits) for client in pair.engines] == [0, 1]
         assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
+
+
+async def test_a_host_that_only_answers_is_not_lent_for_prompts(split: Callable[..., Any]) -> None:
+    async with split() as pair:
+        models, admission = pair.site.app.site.models, pair.site.app.site.admission
+        lending = models.lending(admission, lambda name, outcome: None)
+        assert [*lending.lendable().models] == ["tiny"]
+        async with lending.lend(BorrowedPrompt("tiny", "ab" * 16, tuple(range(65)), b"")) as lent:
+            assert lent.host == 0
+            assert lending.lendable().models == {}
+            await lent.outputs.aclose()
 
 
 async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(

@@ -36,6 +36,27 @@ async def test_a_site_and_a_router_serve_the_same_document_and_page(site: Site) 
     assert b"/v1/messages" in page("1")
 
 
+def test_the_document_names_streams_where_a_request_can_ask_for_one() -> None:
+    told = json.loads(document("1"))
+    asking, streaming = set(), set()
+    for path, methods in told["paths"].items():
+        for method, operation in methods.items():
+            schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            forms = [told["components"]["schemas"][each["$ref"].rpartition("/")[2]] for each in _forms(schema)]
+            if any("stream" in form.get("properties", {}) for form in forms):
+                asking.add((method, path))
+            if "text/event-stream" in operation["responses"]["200"]["content"]:
+                streaming.add((method, path))
+    assert {("post", "/v1/chat/completions"), ("post", "/v1/messages")} <= asking
+    assert asking - streaming == {("post", "/v1/messages/count_tokens")}, (
+        "which is told of a request as it would be sent"
+    )
+
+
+def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in (schema, *schema.get("anyOf", ())) if "$ref" in each]
+
+
 def test_every_path_of_the_document_is_a_sites(model_directory: Any) -> None:
     from runtime.app import build_app
     from tests.fakes import FakeLauncher

@@ -25,10 +25,13 @@ HERMES = next(each for each in FORMATS if each.name == "hermes")
 ANSWERS = AnswerFormat(TOKENIZER, HERMES, THINK_TAGS[0])
 
 
-def processor(*stop: str, tools: bool = False, thinks: bool = False, whole: bool = False) -> OutputProcessor:
+def processor(
+    *stop: str, tools: bool = False, thinks: bool = False, whole: bool = False, one: bool = False
+) -> OutputProcessor:
     thinking = Thinking.OPEN if thinks else Thinking.CLOSED
     parser = ANSWERS.parser(thinking, {"f": {}} if tools else {})
-    return OutputProcessor(parser, stop=stop, hidden_token_ids=frozenset({EOS}), whole_calls=whole)
+    hidden = frozenset({EOS})
+    return OutputProcessor(parser, stop=stop, hidden_token_ids=hidden, whole_calls=whole, one_call_only=one)
 
 
 def called(delta: Delta) -> list[tuple[str, str]]:
@@ -168,6 +171,12 @@ def test_a_call_that_the_model_itself_does_not_end_is_content() -> None:
 def test_whole_calls_come_at_their_end() -> None:
     deltas = run(processor(tools=True, whole=True), [(token,) for token in (*ids(f"{CALL}{CALL}"), EOS)])
     assert [called(delta) for delta in deltas if delta.parts] == [[("f", '{"a": "</tool_call>\u00e9"}')]] * 2
+
+
+def test_who_wants_one_call_gets_one() -> None:
+    for groups in ([ids(f"{CALL}{CALL}")], [(token,) for token in ids(f"{CALL}{CALL}")]):
+        delta = joined(run(processor(tools=True, one=True), groups))
+        assert (called(delta), delta.finish_reason) == ([("f", '{"a": "</tool_call>\u00e9"}')], "tool_calls")
 
 
 THOUGHT = "Hm, a stop: END.\n</think>\n\n"

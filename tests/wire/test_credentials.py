@@ -99,6 +99,14 @@ def test_a_rotated_key_is_known_until_its_grace_is_over_and_is_of_the_same_accou
         access.holder("Bearer old")
 
 
+def test_a_rotated_key_never_outlives_the_end_that_was_set_for_it() -> None:
+    end, moment = datetime(2027, 1, 15, tzinfo=UTC), datetime(2027, 1, 14, tzinfo=UTC)
+    for grace, former_end in ((end.replace(year=2028), end), (moment, moment)):
+        entry = KeyConfig(name="ci", key_sha256="1" * 64, former_sha256="2" * 64, former_expires=grace, expires=end)
+        new, former = known_keys([], [entry])
+        assert (new.expires_s, former.expires_s) == (end.timestamp(), former_end.timestamp())
+
+
 def test_an_account_uses_the_models_and_deploys_the_functions_that_its_patterns_name() -> None:
     account = Account("acme", ("llama-*", "ember"), ("acme-*",))
     for model in ("llama-8b", "ember"):

@@ -12,7 +12,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from edge_router.batches import store
+from edge_router.batches import queue, store
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.test_usage import ACME, BOB, metered, usage
@@ -228,6 +228,25 @@ async def test_a_request_is_asked_again_while_the_network_cannot_answer(
         await running.until(lambda: bool(fakes[0].seen))
         fakes[0].behave = echo
         assert (await ended(made, batch.id)).request_counts.completed == 1
+
+
+async def test_a_request_that_sites_fail_at_is_tried_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "FIRST_WAIT_S", 0.0)
+    tried: list[str] = []
+
+    async def fails(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        said = json.loads(site.bodies[-1])["messages"][0]["content"]
+        tried.append(said)
+        is_ready = said == "late" and tried.count("late") == 3
+        return await echo(site, request) if is_ready else web.json_response({"error": {"message": "no"}}, status=500)
+
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+        fakes[0].behave = fails
+        done = await ended(made, (await begun(made, lines("late", "never"))).id)
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+        assert sorted(tried) == 3 * ["late"] + 3 * ["never"]
 
 
 async def test_workers_ais_queue_answers_by_request_id_with_references(

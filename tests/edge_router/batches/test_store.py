@@ -125,3 +125,12 @@ def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
     store.delete_file(file)
     store.add_file("carol", "c", "batch", b"x", 1)
     assert [each.name for each in store.files("carol")] == ["c", "a"], "the newest first"
+
+
+def test_a_batch_that_came_with_its_requests_has_its_answers_and_no_files(store: BatchStore) -> None:
+    batch = StoredBatch("batch_1", "acme", "", "/run/ember", "", 0, WITHIN_S)
+    made = store.add(batch, [AskedLine("a", "ember", b"a")])
+    answer(store)
+    ended, _ = store.batch("batch_1", "acme")
+    assert (ended.ended_s, ended.output_file, ended.error_file) == (1, None, None)
+    assert [(status, told) for _, _, status, told in store.answers(made)] == [(200, b"{}")]

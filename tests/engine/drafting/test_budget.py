@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine.drafting.budget import allot
+from engine.drafting.budget import allot, num_worth_guessing
 from tests.engine.drafting.test_costs import measured
 
 FREE = measured({1: 1.0, 100: 1.0})
@@ -33,6 +33,21 @@ def test_the_number_is_nearly_as_good_as_the_best_there_is(chance: float) -> Non
 
     (found,) = allot([[chance] * 15], READS, 1, 1)
     assert rate(found) >= 0.97 * max(rate(n) for n in range(16))
+
+
+@pytest.mark.parametrize("guess_s", [0.5, 2.0])
+@pytest.mark.parametrize("chances", [(0.3,), (0.6, 0.6), (0.9, 0.4), (0.95,)])
+def test_as_many_are_guessed_as_are_best_when_each_needs_those_before(
+    chances: tuple[float, ...], guess_s: float
+) -> None:
+    number = len(chances)
+
+    def rate(n: int) -> float:
+        right = sum(chance**i for chance in chances for i in range(1, n + 1))
+        return (number + right) / (READS.predict_s(number * (1 + n)) + n * guess_s)
+
+    found = num_worth_guessing(chances, guess_s, READS, number, number)
+    assert rate(found) >= 0.97 * max(rate(n) for n in range(7))
 
 
 def test_what_prompts_take_in_the_same_step_makes_no_draft_worth_more() -> None:

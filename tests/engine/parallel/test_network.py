@@ -70,7 +70,7 @@ def test_a_stranger_is_not_heard_and_holds_up_nobody_for_long(
 ) -> None:
     monkeypatch.setattr(network, "_HANDSHAKE_S", 0.5)
     with RankListener(LOCALHOST, KEY) as listener:
-        thread = threading.Thread(target=stranger, args=(listener.port,))
+        thread = threading.Thread(target=stranger, args=(listener.port,), daemon=True)
         thread.start()
         assert listener.accept(5.0) is None
         thread.join()

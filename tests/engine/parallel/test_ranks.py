@@ -14,6 +14,7 @@ from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loaded_model import LoadedModel
 from engine.loading import load_model
 from engine.parallel.balancer import experts_of
+from engine.parallel.orders import DropModel
 from engine.parallel.ranks import RankGroup
 from engine.protocol import HostConfig, ModelSpec, Submit
 from engine.struct import replace
@@ -495,9 +496,17 @@ def test_a_load_that_the_first_rank_cannot_end_leaves_nothing_on_the_others(
     def cut(self: object) -> None:
         raise CheckpointError("the disk is gone")
 
+    sent, send = list[object](), RankGroup.send
+
+    def note(self: RankGroup, order: object) -> None:
+        sent.append(order)
+        send(self, order)
+
     monkeypatch.setattr(WeightLoad, "run", cut)
+    monkeypatch.setattr(RankGroup, "send", note)
     with pytest.raises(CheckpointError, match="the disk is gone"):
         load_model(ModelSpec("tiny", str(tmp_path)), host_of(pair), pair)
+    assert sent[-1] == DropModel("tiny")
     monkeypatch.undo()
     with loaded(tmp_path, pair) as model:
         assert one(model.engine, submit("a", random_prompt(9, seed=1))).finish_reason == "length"

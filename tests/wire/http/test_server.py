@@ -459,3 +459,18 @@ async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
         assert held.held_bytes < HELD_BODY_BYTES + (1 << 20)
         gate.set()
         assert status_of(await client.hear_until(b"ok")) == 200
+
+
+async def test_what_comes_behind_an_answer_that_was_given_before_the_bodys_end_is_no_request() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        asked.append(scope["path"])
+        await send(start((b"content-length", b"2"), status=413))
+        await send(body(b"no"))
+
+    async with client_of(app) as client:
+        await client.say(b"POST /one HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\nhalf")
+        answer = await client.hear_until(b"no")
+        await client.say(b"rest", b"GET /two HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (status_of(answer), await client.hear_all(), asked) == (413, b"", ["/one"])

@@ -277,6 +277,22 @@ def test_a_lease_expires_with_its_reader(hosts: Hosts, monkeypatch: pytest.Monke
     assert hosts.server.num_leased == 0
 
 
+def test_a_lease_expires_though_other_readers_are_heard_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_server, "LEASE_S", 0.1)
+    hosts.server.begin("one")
+    hosts.compute(0)
+    with Impostor(hosts.address, zmq.DEALER) as gone, Impostor(hosts.address, zmq.DEALER) as alive:
+        gone.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
+        gone.send(ReadBlocks(0, "one", IDENTITY, SIZE, (name(0), name(1))))
+        until(lambda: hosts.server.num_leased == 1)
+
+        def is_expired() -> bool:
+            alive.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
+            return hosts.server.num_expired == 1
+
+        until(is_expired, within_s=5.0)
+
+
 def test_a_reader_that_never_greeted_or_speaks_another_version_is_refused(hosts: Hosts) -> None:
     for said in (
         ReadBlocks(0, "one", IDENTITY, SIZE, (name(0),)),

@@ -91,6 +91,18 @@ async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callabl
     assert site.fired[1:] == [("*/5 * * * *", "12:15")]
 
 
+async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Crons]) -> None:
+    site, clock = Site(), Clock()
+    first = start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
+    await asyncio.sleep(0.05)
+    await first.close()
+    clock.now_s = NOON + 25.5 * 3600
+    start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
+    await eventually(lambda: len(site.fired) == 2)
+    await asyncio.sleep(0.05)
+    assert sorted(site.fired) == [("0 * * * *", "13:00"), ("0 14 21 11 *", "14:00")]
+
+
 async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Crons]) -> None:
     site, clock = Site(), Clock()
     for _ in range(3):

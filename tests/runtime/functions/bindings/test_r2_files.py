@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from runtime.functions.bindings.r2 import R2Bucket as Bucket
 from runtime.functions.bindings.r2_files import STRAY_AFTER_S, FileStore
-from runtime.functions.bindings.r2_objects import Details, R2Error
+from runtime.functions.bindings.r2_objects import ByteRange, Details, ObjectHead, R2Error
 from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
 from tests.runtime.functions.bindings.r2_bucket import MIB, R2, files, read
@@ -85,6 +87,27 @@ async def test_a_full_bucket_says_so_and_keeps_what_it_has(wire: Wire, tmp_path:
     assert len(files(tmp_path)) == 1
     await bucket.delete("a")
     assert await bucket.put("b", bytes(600_000)) is not None
+
+
+async def test_an_object_that_is_left_half_read_is_closed() -> None:
+    closed: list[bool] = []
+
+    async def content() -> AsyncIterator[bytes]:
+        try:
+            yield b"some"
+            yield b"more"
+        finally:
+            closed.append(True)
+
+    class Opens:
+        async def open(self, *asked: Any) -> Any:
+            return head, ByteRange(0, 8), opened
+
+    head, opened = ObjectHead("k", "v", 8, "e", 0, Details(), {}), content()
+    told = await Bucket(cast("Any", Opens())).call("get", ["k"], {})
+    assert await anext(told.body) == b"some"
+    await told.body.aclose()
+    assert closed == [True], "not only when somebody has collected it"
 
 
 LIMITED = """

@@ -5,6 +5,8 @@ import errno
 import os
 import pty
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -212,6 +214,37 @@ async def test_what_cannot_be_ends_the_zygote_that_says_it(
 
 async def _closed(link: ZygoteConnection) -> None:
     await eventually(lambda: link.closed)
+
+
+ORPHAN = """
+import os, signal, socket
+from runtime.functions.host import system
+from runtime.functions.host.zygote_main import ForkServer
+
+system.prctl(system.PR_SET_CHILD_SUBREAPER)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+told, tells = os.pipe()
+child = os.fork()
+if child == 0:
+    if (left := os.fork()) == 0:
+        signal.pause()
+    os.write(tells, b"%d" % left)
+    os._exit(0)
+left = int(os.read(told, 16))
+server = ForkServer(theirs, lambda command, fds: None)
+pidfd = os.pidfd_open(child)
+server._children[pidfd] = child, 7
+server._poll.register(pidfd)
+server._reap(pidfd)
+print(os.path.exists(f"/proc/{left}"))
+"""
+
+
+def test_what_a_dead_isolate_has_left_behind_is_killed() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ORPHAN]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, env=env)
+    assert said.stdout == "False\n", said.stderr
 
 
 def test_what_is_forked_by_a_site_that_was_started_in_a_terminal_cannot_speak_to_that_terminal() -> None:
