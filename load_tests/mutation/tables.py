@@ -5,6 +5,7 @@ from load_tests.mutation.drawn import DRAWN
 from load_tests.mutation.fresh import FRESH
 from load_tests.mutation.later import LATER
 from load_tests.mutation.mutant import Mutant
+from load_tests.mutation.redrawn import REDRAWN
 from load_tests.mutation.survivors import SURVIVORS
 
 SETS: dict[str, tuple[Mutant, ...]] = {
@@ -13,4 +14,5 @@ SETS: dict[str, tuple[Mutant, ...]] = {
     "later": LATER,
     "again": AGAIN,
     "drawn": DRAWN,
+    "redrawn": REDRAWN,
 }
