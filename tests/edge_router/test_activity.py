@@ -1,13 +1,17 @@
 """What the router's page is told, and what an operator may do by it."""
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from edge_router.activity import TOKEN_GAPS_MS, RouterActivity
+from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import FirstThen, Router, continued_stream, end_it, router, sites
 from wire.headers import HOP_SECRET_ENV
 from wire.hints import SLEEP_PATH, WAKE_PATH
+from wire.status import Place
 
 
 async def act(running: Router, **fields: str) -> tuple[int, Any]:
@@ -44,6 +48,23 @@ async def test_a_stream_that_moves_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         assert {site["name"]: site["state"] for site in told["sites"]} == {"ams1": "healthy", "iad1": "healthy"}
         (move,) = told["moves"]
         assert (move["from_site"], move["to_site"]) == ("ams1", "iad1")
+
+
+def test_what_came_between_two_looks_counts_once_per_token_at_its_mean() -> None:
+    clock = Clock()
+
+    class Stream:
+        delivered_tokens = 1
+
+    stream, proxy = Stream(), SimpleNamespace(under_way=list[Stream]())
+    activity = RouterActivity(Place("here", 0.0, 0.0), "1", cast("Any", proxy), clock)
+    proxy.under_way.append(stream)
+    for tokens, passed_s in ((1, 0.0), (5, 0.1), (5, 0.5), (6, 0.5)):
+        clock.now += passed_s
+        stream.delivered_tokens = tokens
+        activity._look_at_streams()
+    gaps = dict(zip((*TOKEN_GAPS_MS, None), activity._gaps, strict=True))
+    assert {bound: number for bound, number in gaps.items() if number} == {30: 4, 1200: 1}
 
 
 async def test_a_site_that_is_drained_here_gets_nothing_new_until_it_is_resumed() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from edge_router import finetunes
 from runtime.app import build_app
+from runtime.finetunes import RECORD
 from runtime.serve import serve_app
 from tests.edge_router.fakes import FakeSite, Router, router
 from tests.fakes import FakeLauncher, write_model_directory
@@ -199,6 +200,18 @@ async def test_what_cannot_be_created_is_named(tmp_path: Path, body: dict[str, A
         await create(running)
         refused = await create(running, **body)
         assert (refused["status"], words in refused["errors"][0]["message"]) == (status, True), refused
+
+
+async def test_a_name_is_an_accounts_once_in_the_whole_network(tmp_path: Path) -> None:
+    async with network(tmp_path) as (running, sites):
+        await create(running)
+        (holder,) = [name for name, site in sites.items() if [*site.kept.rglob(RECORD)]]
+        async with asyncio.timeout(10):
+            while await listed(running) != ["tone"]:
+                await asyncio.sleep(0.01)
+        running.proxy.selector.backends[holder].cordon(True)
+        refused = await create(running)
+        assert "there is a fine-tune named 'tone' already" in refused["errors"][0]["message"]
 
 
 async def test_a_file_that_is_too_large_or_no_adapter_is_refused_by_the_site_that_judges_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from wire.continuation import (
     with_resume_point,
 )
 from wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_event
+from wire.usage import ResourceUse
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,16 @@ def test_a_choice_that_has_ended_does_not_go_on() -> None:
     assert broken.cause == "malformed"
     assert "went on after its end" in broken.detail
     assert log.num_tokens == 1
+
+
+def test_the_work_of_all_sites_counts_and_what_they_count_alike_counts_once() -> None:
+    log = DeliveryLog()
+    for tokens in ((1,), (2,)):
+        log.add(ResumePoint(0, tokens, None, 3, prompt_tokens=7, drafted_tokens=5, accepted_tokens=4, device_us=100))
+    assert log.delivery()
+    assert log.used == ResourceUse(7, 3, 2, 0, 5, 4, 100)
+    log.add(ResumePoint(0, (3,), None, 3, prompt_tokens=7, drafted_tokens=2, accepted_tokens=1, device_us=30))
+    assert log.used == ResourceUse(7, 3, 3, 0, 7, 5, 130)
 
 
 def test_a_site_that_never_sends_a_resume_point_is_not_held_without_end() -> None:

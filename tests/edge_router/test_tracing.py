@@ -13,6 +13,7 @@ from sites.config import ConfigError
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import (
     FirstThen,
+    answer,
     continued_stream,
     refuse,
     reset_it,
@@ -98,6 +99,19 @@ async def test_a_collector_gets_a_span_of_the_request_and_one_of_each_site(monke
         }  # fmt: skip
         assert receiver.resource["service.name"] == "pilotlight-router"
         assert b"hello" not in receiver.raw  # the prompt
+
+
+async def test_an_answer_that_says_the_site_failed_is_a_failure() -> None:
+    async with collector() as receiver, sites("ams1") as fakes:
+        fakes[0].behave = answer(500, {"error": {"message": "no"}})
+        async with router(fakes, tables={"telemetry": {"otlp": receiver.url}}) as running:
+            async with running.chat() as response:
+                assert response.status == 500
+            fakes[0].behave = answer(400, {"error": {"message": "yours"}})
+            async with running.chat() as response:
+                assert response.status == 400
+        requests = [span for span in receiver.spans if span.name == "chat ember"]
+        assert [attributes(span).get("error.type") for span in requests] == ["500", None]
 
 
 async def test_a_dead_collector_costs_no_request_and_no_stop() -> None:

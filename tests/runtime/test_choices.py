@@ -143,6 +143,10 @@ async def test_tokens_are_reserved_for_every_choice(make_site: SiteMaker) -> Non
         exchange = start(site.app, COMPLETIONS, {**TEXT, "n": 3, "max_tokens": 20})
         await eventually(lambda: len(site.engine.open) == 3)
         assert site.admission.reserved == {"tiny": len(ids("Hi")) + 3 * 20}
+        several = start(site.app, COMPLETIONS, {**TEXT, "prompt": ["Hi", "Hey"], "n": 2, "max_tokens": 20})
+        await eventually(lambda: len(site.engine.open) == 3 + 4)
+        assert site.admission.reserved == {"tiny": len(ids("Hi")) + 3 * 20 + len(ids("HiHey")) + 4 * 20}
+        several.disconnect()
         exchange.disconnect()
         await site.is_idle()
 

@@ -10,6 +10,7 @@ from engine.client import EngineError
 from engine.protocol import StepOutput, TokenOutput
 from runtime.engines.device_host import HOPELESS_AFTER
 from runtime.engines.supervisor import Supervisor
+from runtime.engines.wake_history import RETRY_FAILED_S
 from sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeHost, FakeLauncher, says
@@ -93,7 +94,7 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
         waiting = await call(site.app, CHAT, HELLO)
         assert (waiting.status, waiting.json["error"]["code"]) == (503, "overloaded")
         assert "does not start" in waiting.json["error"]["message"]
-        assert int(waiting.headers["retry-after"]) > 0
+        assert int(waiting.headers["retry-after"]) == round(RETRY_FAILED_S)
         await eventually(lambda: not site.app.site.why_not_ready(), 10)
         assert (await call(site.app, CHAT, HELLO)).status == 200
 

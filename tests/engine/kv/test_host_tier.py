@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.host_tier import HostTier, TierError
-from engine.kv.slot_file import PAGE, SlotFile
+from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader
 
 ROOT = Path(__file__).parents[3]
 SIZE = 3 * PAGE - 100  # a slot of three pages
@@ -392,3 +392,25 @@ def test_whatever_happens_a_found_block_is_the_right_one_and_the_limit_holds(
     tier.unpin([slot for _, slot in pinned])
     assert tier.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
     tier.close()
+
+
+def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
+    tier: HostTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert put(tier, 0)
+    slot = tier.pin(name(0), is_hit=False)
+    assert slot is not None
+    tier.unpin([slot])
+    reader, into = SlotFileReader(tmp_path / "tier", SIZE), memoryview(bytearray(SIZE))
+    assert reader.read(slot.index, name(0), into)
+    assert into == content(0)
+    preadv = os.preadv
+
+    def slowly(fd: int, buffers: list[memoryview], at: int) -> int:
+        for n in range(1, 20):
+            put(tier, n)
+        return preadv(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", slowly)
+    assert not reader.read(slot.index, name(0), into)
+    reader.close()

@@ -1,6 +1,7 @@
 """The adapters commands as a person runs them: what is added is what a site reads, and what a site would refuse is not added."""
 
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path, m
     assert added.exit_code == 0, added.output
     assert "tone: rank 4, 21 projections" in added.output
     assert site.names("m") == ["tone"]
+    assert stat.S_IMODE((folder / "tone").stat().st_mode) == 0o755, "a site may run as another user"
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
         kept = runner.invoke(app, ["adapters", "remove", "tone", "--dir", str(folder)])

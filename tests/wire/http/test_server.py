@@ -309,6 +309,13 @@ async def test_pipelined_requests_are_answered_in_order_and_after_a_close_no_mor
     assert [scope["path"] for scope in app.scopes] == ["/1", "/2", "/"]
 
 
+async def test_who_wants_no_further_answer_has_the_connection_closed_at_once() -> None:
+    async with client_of(App()) as client:
+        await client.say(GET.replace(b"host", b"connection: close\r\nhost"))
+        answer = await asyncio.wait_for(client.hear_all(), 2)
+        assert b"\r\nconnection: close\r\n" in answer
+
+
 async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -185,6 +185,12 @@ def test_any_bytes_at_all_end_in_messages_or_in_a_close(data: bytes, cuts: list[
     asyncio.run(run())
 
 
+async def test_each_message_may_be_as_large_as_the_limit() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"x" * 1000) + frame(BINARY, b"y" * 500, fin=False) + frame(0, b"y" * 500))
+        assert await peer.messages() == ["x" * 1000, b"y" * 1000]
+
+
 async def test_a_lost_connection_is_1006_behind_what_has_come() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x"))

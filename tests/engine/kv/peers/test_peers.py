@@ -31,7 +31,7 @@ from engine.kv.peers.messages import (
 )
 from engine.kv.peers.mooncake import TransferEngine
 from engine.kv.peers.peer_thread import PeerRead, PeerThread
-from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
+from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, InlineTransport
 from engine.kv.prefix_index import CacheIdentity
 from engine.protocol import BlockSource
 from tests.engine.kv.test_host_tier import SIZE, content, name, put
@@ -203,6 +203,7 @@ def test_a_reader_of_another_site_says_nothing_of_the_way_to_this_ones(hosts: Ho
     hosts.compute(0)
     read = hosts.reader.read(BlockSource(hosts.address, "one", 5.0, is_lent=True), IDENTITY, [name(0)], SIZE)
     assert hosts.take(read) == 1
+    assert [type(peer.transport) for peer in hosts.reader._peers.values()] == [InlineTransport]
     until(lambda: hosts.server.num_leased == 0)
     assert hosts.server.rate.bytes_per_s == 0
 

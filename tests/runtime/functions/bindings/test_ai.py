@@ -10,6 +10,7 @@ import pytest
 
 from engine.client import EngineError
 from engine.protocol import ModelLoad
+from runtime.functions.bindings import ai as ai_module
 from runtime.functions.bindings.ai import AI as RuntimeAI
 from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import BindingError, Services
@@ -211,6 +212,19 @@ class FakeInference:
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         self.headers.update(headers)
         return InferenceResponse(200, [("content-type", "application/json")], b'{"response":"x"}')
+
+
+async def test_a_call_does_not_wait_for_room_for_ever(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullInference(FakeInference):
+        async def run(self, *asked: Any) -> InferenceResponse:
+            body = b'{"errors": [{"code": 3040, "message": "full"}]}'
+            return InferenceResponse(429, [("content-type", "application/json")], body)
+
+    monkeypatch.setattr(ai_module, "QUEUE_FOR_S", 0.0)
+    ai = (await wire(("ai", "AI", {}), inference=FullInference())).env["AI"]
+    with pytest.raises(Failure) as caught:
+        await asyncio.wait_for(ai.run(MODEL, INTERACTIVE), 2)
+    assert caught.value.status == 429
 
 
 async def test_extra_headers_pass_and_the_runtimes_own_do_not(wire: Wire) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -177,6 +177,19 @@ async def test_what_is_sent_to_where_a_redirect_leads_depends_on_its_status(
     assert (answer["status"], answer["redirected"], answer["url"]) == (200, True, f"{here}/there")
     assert heard[1].split(b" HTTP")[0] == f"{then} /there".encode()
     assert heard[1].endswith(b"form") == (then != "GET")
+
+
+async def test_a_body_that_came_as_a_stream_is_not_sent_a_second_time() -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"form"
+
+    async with (
+        far_side(b"HTTP/1.1 307 Moved\r\nlocation: /there\r\n") as (here, heard),
+        Egress(("127.0.0.1",)) as egress,
+    ):
+        with pytest.raises(Failure, match="a streamed body cannot be sent again"):
+            await egress.fetch(FetchEvent(id=1, method="POST", url=here + "/"), cast("Any", stream()))
+    assert len(heard) == 1
 
 
 async def test_a_function_says_what_becomes_of_a_redirect_and_none_goes_on_for_ever(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -210,6 +211,21 @@ async def test_what_cannot_be_ends_the_zygote_that_says_it(
     assert failed == [FORGED]
     assert isinstance(child, ChildProcess)
     assert child.died.done()
+
+
+async def test_a_child_starts_once(ends: tuple[ZygoteConnection, socket.socket, list[str]]) -> None:
+    link, theirs, failed = ends
+    link.ask(lambda id: ForkIsolate(id, None), [])  # type: ignore[arg-type]
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    for _ in range(2):
+        pidfd = os.pidfd_open(process.pid)
+        socket.send_fds(theirs, [msgspec.msgpack.encode(Started(1))], [pidfd])
+        os.close(pidfd)
+    await asyncio.wait_for(_closed(link), 5)
+    assert failed == [FORGED]
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 async def _closed(link: ZygoteConnection) -> None:

@@ -1,0 +1,33 @@
+"""Prompts in pieces: what reaches a model in the same words is one prefix, and nothing else is."""
+
+from typing import Any
+
+from dialects.table import prompt_pieces
+from wire.errors import Dialect
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def pieces(*messages: dict[str, Any]) -> list[bytes]:
+    return [piece for piece, _ in prompt_pieces(Dialect.OPENAI, {"messages": list(messages)})]
+
+
+def backwards(value: Any) -> Any:
+    """The same with its keys in another order."""
+    if isinstance(value, list):
+        return [backwards(each) for each in value]
+    return {key: backwards(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
+
+
+def test_the_order_of_keys_makes_no_other_prefix() -> None:
+    asked = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert pieces(asked, called) == pieces(backwards(asked), backwards(called))
+
+
+def test_whatever_reaches_the_prompt_makes_another_prefix() -> None:
+    told = {"role": "tool", "content": "x", "name": "f", "tool_call_id": "1", "tool_calls": [CALL]}
+    (plain,) = pieces(told)
+    for name, other in (("role", "user"), ("content", "y"), ("name", "g"), ("tool_call_id", "2"), ("tool_calls", [])):
+        assert pieces({**told, name: other}) != [plain], name
+    assert pieces({**told, "unknown": 1}) == [plain]

@@ -1,0 +1,46 @@
+"""Servers that `pilotlight up` keeps alive."""
+
+import io
+import time
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from runtime.cli import up
+
+
+class Server:
+    name = "router"
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.started: list[float] = []
+
+    def last_line(self) -> str:
+        return "the port is taken"
+
+    @property
+    def started_at(self) -> float:
+        return self.started[-1]
+
+    def start(self) -> None:
+        self.started.append(time.monotonic())
+        self.exit_code = 1
+
+
+def test_a_server_that_does_not_start_is_started_again_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, server, said = [0.0], Server(), io.StringIO()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 5.0:
+            raise up.Stop
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    server.start()
+    with pytest.raises(up.Stop):
+        up.keep_alive(Console(file=said), cast("Any", [server]))
+    assert server.started == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert "router ended (the port is taken); starting it again." in said.getvalue()

@@ -1,0 +1,27 @@
+"""Locks of folders that other processes may be removing."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.engines.tier_directory import try_lock
+
+
+def test_a_lock_is_one_owners_and_one_that_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = try_lock(tmp_path, "site.lock")
+    assert fd is not None
+    assert try_lock(tmp_path, "site.lock") is None
+    os.close(fd)
+    lock = fcntl.flock
+
+    def removed(fd: int, operation: int) -> None:
+        (tmp_path / "site.lock").unlink()
+        (tmp_path / "site.lock").touch()  # by the next site
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed)
+    assert try_lock(tmp_path, "site.lock") is None
