@@ -1,4 +1,5 @@
-"""A second sixty, drawn as drawn.py's were, of other files."""
+"""A second sixty, drawn as drawn.py's were, of other files, when the survivors of those had tests. The tests noticed 34 when they were first tried; one
+of the others changes nothing, the rest have tests of their own since."""
 
 from load_tests.mutation.mutant import Mutant
 
@@ -319,7 +320,8 @@ REDRAWN = (
         "engine/weights/storage.py",
         "        if fill.stored is None or fill.start != done:",
         "        if fill.stored is None:",
-        "parts with a gap between them are mapped as one",
+        "none: parts do not overlap, so where there is a gap they are shorter together than the tensor, which is asked behind the loop",
+        is_harmless=True,
     ),
     Mutant(
         "engine/description/bert.py",

@@ -216,16 +216,17 @@ async def test_what_cannot_be_ends_the_zygote_that_says_it(
 async def test_a_child_starts_once(ends: tuple[ZygoteConnection, socket.socket, list[str]]) -> None:
     link, theirs, failed = ends
     link.ask(lambda id: ForkIsolate(id, None), [])  # type: ignore[arg-type]
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    for _ in range(2):
+    processes = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
+    for process in processes:
         pidfd = os.pidfd_open(process.pid)
         socket.send_fds(theirs, [msgspec.msgpack.encode(Started(1))], [pidfd])
         os.close(pidfd)
     await asyncio.wait_for(_closed(link), 5)
     assert failed == [FORGED]
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def _closed(link: ZygoteConnection) -> None:
