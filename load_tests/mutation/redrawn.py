@@ -1,5 +1,5 @@
-"""A second sixty, drawn as drawn.py's were, of other files, when the survivors of those had tests. The tests noticed 34 when they were first tried; one
-of the others changes nothing, the rest have tests of their own since."""
+"""A second sixty, drawn as drawn.py's were, of other files, when the survivors of those had tests. The tests noticed 34 when they were first tried;
+one of the others changes nothing, the rest have tests of their own since."""
 
 from load_tests.mutation.mutant import Mutant
 
