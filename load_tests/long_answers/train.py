@@ -48,14 +48,11 @@ class LowRank(nn.Module):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            f"base_model.model.model.{name.removesuffix('.weight')}.lora_{half}.weight": part.detach().to(
-                torch.bfloat16
-            )
-            for halves in zip(self.names, self.a, self.b, strict=True)
-            for name in halves[:1]
-            for half, part in zip("AB", halves[1:], strict=True)
-        }
+        tensors = {}
+        for name, a, b in zip(self.names, self.a, self.b, strict=True):
+            module = f"base_model.model.model.{name.removesuffix('.weight')}"
+            tensors[f"{module}.lora_A.weight"] = a.detach().to(torch.bfloat16)
+            tensors[f"{module}.lora_B.weight"] = b.detach().to(torch.bfloat16)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         targets = sorted({name.split(".")[-2] for name in self.names})
         config = {
@@ -77,7 +74,7 @@ def merged(folder: Path) -> Path:
             module = f"base_model.model.model.{name.removesuffix('.weight')}"
             if f"{module}.lora_A.weight" in tensors:
                 a, b = (tensors[f"{module}.lora_{half}.weight"].float() for half in "AB")
-                parameter += ALPHA / RANK * (b @ a)
+                parameter.add_(ALPHA / RANK * (b @ a))
     save(network, folder, chat.end, chat.pad)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((HERE / name).read_bytes())

@@ -41,7 +41,8 @@ def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: li
     for begun, ended in (([1], []), ([2], []), ([], []), ([], [1])):
         for id in begun:
             work.begin(id)
-        work.end(ended)
+        for id in ended:
+            work.end(id)
         meter.charge(0.4, now[0])
         charged.append(dict(work.requests))
     assert charged == [{1: 0.0}, {1: 0.4, 2: 0.0}, {1: pytest.approx(0.6), 2: 0.2}, {2: pytest.approx(0.6)}]
@@ -89,7 +90,7 @@ def test_background_work_has_its_time_from_its_beginning_while_no_request_is_ope
     work.begin(1)
     assert work.background_s() == 0.0
     assert work.load == 1
-    work.end([1])
+    work.end(1)
     now[0] = 16.0
     work.set_background(2)
     now[0] = 17.0
