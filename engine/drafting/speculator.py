@@ -224,10 +224,12 @@ class Speculator:
                 drafter.forget(sequence)
 
     def count_step(self, step: StepCount) -> None:
-        is_trial = self.costs.is_trial(step.num_rows, step.num_drafts)
+        counted = step
+        if step.num_drafts and self.costs.is_trial(step.num_rows, step.num_drafts):  # what it takes more will not come again
+            counted = step._replace(step_s=min(step.step_s, self.costs.predict_s(step.num_rows, step.num_drafts)))
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
-        if step.num_rows == step.num_decodes + step.num_drafts and not is_trial:
-            self.gain.count(step, self._looking_s)
+        if step.num_rows == step.num_decodes + step.num_drafts:
+            self.gain.count(counted, self._looking_s)
 
     def _state_of(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence)

@@ -19,11 +19,6 @@ from kernels.cpu.functions import Function
 log = logging.getLogger(__name__)
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Rows of x up to which each row of a weight is summed for itself; for more, vectors run along them. Zen 5, bf16, 4,864 x 896 from memory, us of both
-# on one thread: 419 and 361 at 6 rows, 706 and 360 at 8, 673 and 362 at 16, 897 and 625 at 24; on two, the first is faster below 6. In fp32 on a busy
-# machine, GFLOP/s: 106 and 114 at 20, 104 and 169 at 24.
-FEW_ROWS = {torch.float32: 23, torch.bfloat16: 6}
-FEW_ROWS_IF_SLOW = {torch.float32: 23, torch.bfloat16: 24}  # without an instruction for the products of a type
 
 
 class SamplingFunctions(NamedTuple):
@@ -59,7 +54,8 @@ class Library:
         self.coded_linear = _by_type(opened, "coded_linear")
         self.decodes_fast = bool(functions.number(opened, "coded_is_fast_f32"))
         self.slow = [dtype for dtype in _ENDINGS if not functions.number(opened, f"gemm_is_fast_{_ENDINGS[dtype]}")]
-        self.few_rows = {t: (FEW_ROWS_IF_SLOW if t in self.slow else FEW_ROWS)[t] for t in _ENDINGS}
+        # of a product, up to which each row of a weight is summed for itself
+        self.few_rows = {dtype: functions.number(opened, f"few_rows_{ending}") for dtype, ending in _ENDINGS.items()}
         # rows of a product; those of more are torch's
         self.most_rows = {dtype: self.few_rows[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
         self.rows_of = _by_type(opened, "rows_of")

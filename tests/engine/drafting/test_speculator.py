@@ -237,17 +237,22 @@ def test_a_sequence_whose_drafts_come_now_and_then_is_looked_at_in_every_step() 
     assert num_drafting >= 28, "of 30"
 
 
-def test_the_first_steps_of_a_size_which_are_recorded_are_no_loss() -> None:
-    made = Speculator([], vocab_size=1000)
+def test_the_first_steps_of_a_size_which_are_recorded_are_no_loss_for_that() -> None:
+    def counted(tokens_of_first: int) -> Speculator:
+        made = Speculator([], vocab_size=1000)
+        for _ in range(20):
+            made.count_step(StepCount(1, 0, 1, 1, 0.001))
+        for rows in range(2, 12):
+            for step_s in (0.02, 0.02, 0.02, 0.02, 0.02, 0.0013):
+                made.count_step(StepCount(rows, rows - 1, 1, tokens_of_first, step_s))
+        return made
+
+    made = counted(2)
+    assert made.gain.may_draft(1), "a step of two rows takes hardly longer than one of one, when it is recorded"
     for _ in range(20):
-        made.count_step(StepCount(1, 0, 1, 1, 0.001))
-    for rows in range(2, 12):
-        for _ in range(6):
-            made.count_step(StepCount(rows, rows - 1, 1, 1, 0.02))
-    assert made.gain.may_draft(1)
-    for _ in range(20):
-        made.count_step(StepCount(4, 3, 1, 1, 0.02))
+        made.count_step(StepCount(4, 3, 1, 2, 0.02))
     assert not made.gain.may_draft(1)
+    assert not counted(1).gain.may_draft(1), "they gave nothing"
 
 
 def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> None:
