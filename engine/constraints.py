@@ -102,11 +102,21 @@ class Matcher:
         """Return up to `most` tokens that must follow behind `ahead`, as far as there is no choice of text, and True; of several ways to spell it the
         longest token, as tokenizers do. Else the token that must follow unless white space does, if there is one, and False. Nothing where `ahead`
         does not follow the grammar."""
-        copy = self._behind(ahead)
-        if copy is None or most < 1 or copy.is_complete:
+        at = self._behind(ahead) if ahead else self
+        if at is None or self._is_left or most < 1 or at.is_complete:
             return [], True
-        found = copy._forced(most)
-        return (found, True) if found else (copy._longest_token(), False)
+        tokens = at._forced()
+        if not tokens:
+            return at._longest_token(), False
+        found: list[int] = []
+        copy = self._copy() if at is self else at
+        while tokens:
+            tokens = tokens[: most - len(found)]
+            num_taken = copy._matcher.try_consume_tokens(tokens)
+            found += tokens[:num_taken]
+            is_end = num_taken < len(tokens) or len(found) == most or copy.is_complete
+            tokens = [] if is_end else copy._forced()
+        return found, True
 
     def num_allowed(self, drafts: SequenceOf[int]) -> int:
         """Count the drafts that follow the grammar, up to the first that does not."""
@@ -137,18 +147,9 @@ class Matcher:
     def _copy(self) -> "Matcher":
         return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
 
-    def _forced(self, most: int) -> list[int]:
-        """Go on behind up to `most` forced tokens, and return them."""
-        found: list[int] = []
-        while len(found) < most and not self.is_complete:
-            tokens = self._matcher.compute_ff_tokens()[: most - len(found)]
-            if not tokens and self._matcher.compute_ff_bytes():
-                tokens = self._longest_token()
-            num_taken = self._matcher.try_consume_tokens(tokens) if tokens else 0
-            found += tokens[:num_taken]
-            if num_taken < len(tokens) or not tokens:
-                break
-        return found
+    def _forced(self) -> list[int]:
+        """Return the next tokens, where some text is forced."""
+        return self._matcher.compute_ff_tokens() or (self._longest_token() if self._matcher.compute_ff_bytes() else [])
 
     def _longest_token(self) -> list[int]:
         """Return the longest of the tokens that may come next, if all others are beginnings of it, or white space."""

@@ -225,7 +225,9 @@ class Speculator:
 
     def count_step(self, step: StepCount) -> None:
         counted = step
-        if step.num_drafts and self.costs.is_trial(step.num_rows, step.num_drafts):  # what it takes more will not come again
+        if step.num_drafts and self.costs.is_trial(
+            step.num_rows, step.num_drafts
+        ):  # what it takes more will not come again
             counted = step._replace(step_s=min(step.step_s, self.costs.predict_s(step.num_rows, step.num_drafts)))
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
         if step.num_rows == step.num_decodes + step.num_drafts:
