@@ -224,10 +224,9 @@ class Speculator:
                 drafter.forget(sequence)
 
     def count_step(self, step: StepCount) -> None:
-        counted = step
-        if step.num_drafts and self.costs.is_trial(
-            step.num_rows, step.num_drafts
-        ):  # what it takes more will not come again
+        counted, is_small = step, step.num_rows <= MOST_DRAFTS + 1
+        if step.num_drafts and is_small and self.costs.is_trial(step.num_rows, step.num_drafts):
+            # Until it is recorded, a small step takes several times as long as it will.
             counted = step._replace(step_s=min(step.step_s, self.costs.predict_s(step.num_rows, step.num_drafts)))
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
         if step.num_rows == step.num_decodes + step.num_drafts:

@@ -243,7 +243,8 @@ INLINE const scalar *kept_at(const weight *w, long row, long column) {
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
 static void multiply(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next, const long *w_rows, float *sums) {
     const long num_tiles = (x_rows + X_TILE - 1) / X_TILE, columns = w->columns;
-    // Several tiles of x share the fetching of four rows: with two of eight rows that took one each, half came late (fp32, 9,728 x 896, one thread: 3,060 us for 2,710).
+    // Several tiles of x share the fetching of four rows. Where two of eight rows took one each, half came late (fp32, 9,728 x 896, one thread: 3,060 us
+    // for 2,710).
     const long fetched = num_tiles == 1 ? W_TILE : num_tiles < W_TILE ? 2 : 1;
     const int is_coded = w->coded.codes != NULL;
     const long kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns, stride_of_w = is_coded ? DEPTH : columns;
