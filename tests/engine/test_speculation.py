@@ -95,7 +95,9 @@ def assert_same(found: dict[str, Heard], expected: dict[str, Heard]) -> None:
         ours = found[name]
         assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason), name
         for mine, wanted in zip(ours.logprobs, theirs.logprobs, strict=True):
-            assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+            assert mine.logprob == pytest.approx(wanted.logprob, rel=3e-5, abs=1e-4), (
+                "as far as sums in another order are"
+            )
             assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
 
 
@@ -404,6 +406,7 @@ def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafters", [*LOOKUPS, *WITH_WEIGHTS])
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
     """But for a handful of ties."""
