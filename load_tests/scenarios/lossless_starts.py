@@ -31,7 +31,7 @@ from load_tests.records import spread, write_record
 
 SUBJECT = "lossless-starts"
 _MODES: dict[str, Lossless] = {"plain": "off", "lossless": "always"}
-_CONFIG = HostConfig(device="cpu", kv_bytes=16 << 20)
+_CONFIG = HostConfig(device="cpu", kv_bytes=256 << 20)
 _PILOTLIGHT = (sys.executable, "-m", "runtime.cli.app")
 _MOVE_S = 600.0
 _LISTING = "pilotlight-files.json"
