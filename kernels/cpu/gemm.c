@@ -190,24 +190,19 @@ static void multiply_unit(const void *given, long unit) {
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads);
 
-// Whether all rows should come here. In bf16 only with an instruction for its products, and not where there are matrix units: oneDNN uses those, and
+// gemm_is_fast: whether all rows should come here. In bf16 only with an instruction for its products, and not where there are matrix units: oneDNN uses those, and
 // it is measured which rows are better left to it (crossover.py).
-#if !defined(SCALAR_BF16) || (defined(WIDE) && defined(__AVX512BF16__) && !defined(__AMX_BF16__))
-const int NAME(gemm_is_fast) = 1;
-#else
-const int NAME(gemm_is_fast) = 0;
-#endif
-
-// Rows of x up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: up to a whole vector at the price
+//
+// few_rows: of x, up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: a whole vector at the price
 // of one row. In bf16, 9,728 x 896, us of both: Zen 4, whose multiply-adds take two cycles, two threads, 393 and 695 at 8 rows, 571 and 689 at 12; one
 // thread, 1,427 and 1,567 at 12, 1,698 and 1,574 at 14. Zen 5, 4,864 x 896, one thread: 419 and 361 at 6, 706 and 360 at 8. In fp32 on a busy Zen 5,
 // GFLOP/s: 106 and 114 at 20 rows, 104 and 169 at 24.
 #if !defined(SCALAR_BF16)
-const int NAME(few_rows) = 23;
-#elif !defined(WIDE) || !defined(__AVX512BF16__) || defined(__AMX_BF16__)
-const int NAME(few_rows) = 24;
+const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
+#elif defined(WIDE) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
 #else
-const int NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
+const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 24;
 #endif
 
 static int multiply_by(const scalar *x, const scalar *w, coded coded, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride,
