@@ -35,25 +35,28 @@ typedef struct {
 } unit;
 
 // sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one, whose rows lie `ahead_stride` apart) on the way.
-INLINE void tile(const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
-                 const scalar *ahead, long ahead_stride, float *sums) {
+// What is bound by memory is not `unrolled`: it would run so far ahead of what it fetches that less of that came in time (Zen 4: 10 to 20 %).
+INLINE void tile(const int unrolled, const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w,
+                 long w_stride, long depth, const scalar *ahead, long ahead_stride, float *sums) {
     lanes sum[X_TILE * W_TILE];
     for (int i = 0; i < x_rows * w_rows; i++) sum[i] = all(0);
     long k = 0;
+#define STEP \
+    do { \
+        piece columns[W_TILE]; \
+        _Pragma("GCC unroll 4") for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k); \
+        _Pragma("GCC unroll 4") for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, FETCHED_TO); \
+        _Pragma("GCC unroll 4") for (int m = 0; m < x_rows; m++) { \
+            const piece row = load_piece(x + m * x_stride + k); \
+            _Pragma("GCC unroll 4") for (int n = 0; n < w_rows; n++) sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], columns[n], row); \
+        } \
+    } while (0)
+    if (unrolled)
 #pragma GCC unroll 4
-    for (; k + PIECE <= depth; k += PIECE) {
-        piece columns[W_TILE];
-#pragma GCC unroll 4
-        for (int n = 0; n < w_rows; n++) columns[n] = load_piece(w + n * w_stride + k);
-#pragma GCC unroll 4
-        for (int n = 0; n < fetched; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, FETCHED_TO);
-#pragma GCC unroll 4
-        for (int m = 0; m < x_rows; m++) {
-            piece row = load_piece(x + m * x_stride + k);
-#pragma GCC unroll 4
-            for (int n = 0; n < w_rows; n++) sum[m * w_rows + n] = multiply_add(sum[m * w_rows + n], columns[n], row);
-        }
-    }
+        for (; k + PIECE <= depth; k += PIECE) STEP;
+    else
+        for (; k + PIECE <= depth; k += PIECE) STEP;
+#undef STEP
     if (k < depth)
         for (int m = 0; m < x_rows; m++) {
             piece row = part_of_piece(x + m * x_stride + k, depth - k);
@@ -71,9 +74,9 @@ INLINE void tile(const int x_rows, const int w_rows, const int fetched, const sc
 }
 
 // `fetched`: of the four rows behind w's, those that this tile fetches.
-static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth, const scalar *ahead,
-                  long ahead_stride, long fetched, float *sums) {
-#define TILE(m, n, fetched) tile(m, n, fetched, x, x_stride, w, w_stride, depth, ahead, ahead_stride, sums)
+INLINE void tiles(const int unrolled, long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
+                  const scalar *ahead, long ahead_stride, long fetched, float *sums) {
+#define TILE(m, n, fetched) tile(unrolled, m, n, fetched, x, x_stride, w, w_stride, depth, ahead, ahead_stride, sums)
     if (w_rows == W_TILE) {
         if (x_rows == 1) TILE(1, W_TILE, W_TILE);
 #if X_TILE == 4
@@ -87,7 +90,7 @@ static void tiles(long x_rows, long w_rows, const scalar *x, long x_stride, cons
     }
     for (long m = 0; m < x_rows; m++)
         for (long n = 0; n < w_rows; n++)
-            tile(1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, ahead_stride, sums + m * W_UNIT + n);
+            tile(unrolled, 1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, ahead_stride, sums + m * W_UNIT + n);
 }
 
 // x as it is multiplied: columns in blocks of DEPTH, each block [rows][depth]. A single row lies so by nature.
@@ -240,6 +243,25 @@ INLINE const scalar *kept_at(const weight *w, long row, long column) {
     return w->coded.codes ? (const scalar *)codes_at(&w->coded, row, column) : w->plain + row * w->columns + column;
 }
 
+// One unit times rows of x that are a single tile: four rows of w from their beginning to their end, while the next four are fetched. Against one block of
+// columns of the whole unit after another: Zen 4, one thread, 157 million weights, bf16: 12.6 ms for 15.4 at four rows; fp32: 23.7 for 30.7, at two 22.3
+// for 32.1.
+static __attribute__((noinline)) void multiply_one_tile(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
+                                                        const long *w_rows, float *sums) {
+    const long columns = w->columns;
+    for (long group = 0; group < W_UNIT / W_TILE; group++) {
+        if (!w_rows[group]) continue;
+        const int is_last = group + 1 == W_UNIT / W_TILE || !w_rows[group + 1];
+        const scalar *rows = kept_at(w, current->first[group], 0), *ahead = kept_at(w, is_last ? next->first[0] : current->first[group + 1], 0);
+        for (long k = 0; k < columns; k += DEPTH) {
+            const long depth = columns - k < DEPTH ? columns - k : DEPTH;
+            long stride;
+            const scalar *block = block_of(x, top, k, depth, &stride);
+            tiles(0, x_rows, w_rows[group], block, stride, rows + k, columns, depth, ahead + k, columns, W_TILE, sums + group * W_TILE);
+        }
+    }
+}
+
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
 static void multiply(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next, const long *w_rows, float *sums) {
     const long num_tiles = (x_rows + X_TILE - 1) / X_TILE, columns = w->columns;
@@ -253,6 +275,10 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
     for (long n = 0; is_coded && n < W_UNIT; n++)
         if (n % W_TILE < w_rows[n / W_TILE]) left[n] = escapes_at(&w->coded, current->first[n / W_TILE] + n % W_TILE, 0);
     memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
+    if (num_tiles == 1 && !is_coded && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
+        multiply_one_tile(x, top, x_rows, w, current, next, w_rows, sums);
+        return;
+    }
     for (long k = 0; k < columns; k += DEPTH) {
         const long depth = columns - k < DEPTH ? columns - k : DEPTH;
         const int is_last = k + depth == columns;
@@ -270,8 +296,11 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
                 const scalar *ahead = is_last ? kept_at(w, next->first[group], 0) : kept_at(w, current->first[group], k + depth);
                 ahead += i * fetched % W_TILE * kept_stride;
                 const scalar *rows_of_w = is_coded ? decoded + group * W_TILE * DEPTH : kept_at(w, current->first[group], k);
-                tiles(rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, fetched,
-                      sums + m * W_UNIT + group * W_TILE);
+                float *into = sums + m * W_UNIT + group * W_TILE;
+                if (rows == X_TILE || columns <= DEPTH)
+                    tiles(1, rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, fetched, into);
+                else
+                    tiles(0, rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, fetched, into);
             }
         }
     }
