@@ -15,7 +15,7 @@
 #define W_UNIT 16                                    // rows of w between two looks at x
 #define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
 #define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
-#define FEW_CODED (PIECE == 32 ? 6 : FEW)            // and with one that is decoded on its way, into registers,
+#define FEW_CODED (PIECE == 32 && LEVEL1_KIB >= 48 ? 6 : FEW)  // and with one that is decoded on its way, into registers,
 #define X_BYTES (16 << 10)                           // if so much of x, which is read for each row of w, stays in the first-level cache
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
@@ -153,7 +153,10 @@ INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, lon
 }
 
 #if PIECE == 32
-#define AHEAD 4096  // bytes of codes: Zen 5, one thread, 39.7 GB/s of the 41 that can be read; 37 without fetching, which plain weights do best without
+// Bytes of codes from what is multiplied to what is fetched: Zen 5, one thread, 39.7 GB/s of the 41 that can be read, and 37 without fetching, which plain
+// weights do best without. So do codes on Zen 4 with one row of x, 94 million weights, one thread: 5.0 ms, and 7.9 as on Zen 5; with three rows 7.8 and 10.2.
+#define AHEAD (LEVEL1_KIB >= 48 ? 4096 : 8192)
+#define IS_FETCHED(x_rows) (LEVEL1_KIB >= 48 || (x_rows) > 1)
 
 // As add_block and add_rest of whole groups and halves, decoded in registers.
 INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
@@ -173,7 +176,7 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
 #pragma GCC unroll 4
     for (; i + GROUP <= depth; i += GROUP, codes += GROUP_BYTES) {
 #pragma GCC unroll 3
-        for (int j = 0; j < GROUP_BYTES; j += 64) __builtin_prefetch(codes + j + AHEAD, 0, 3);
+        for (int j = 0; j < GROUP_BYTES && IS_FETCHED(x_rows); j += 64) __builtin_prefetch(codes + j + AHEAD, 0, FETCHED_TO);
         COLUMNS(2);
     }
     if (i < depth) COLUMNS(1);
@@ -220,7 +223,7 @@ static __attribute__((noinline)) void multiply_few(const operand *x, const weigh
 #if FEW > 1
             CASE(2) CASE(3)
 #endif
-#if PIECE == 32
+#if FEW_CODED > 3
             CASE(4) CASE(5) CASE(6)
 #endif
 #undef CASE
@@ -246,20 +249,39 @@ INLINE const scalar *kept_at(const weight *w, long row, long column) {
 // One unit times rows of x that are a single tile: four rows of w from their beginning to their end, while the next four are fetched. Against one block of
 // columns of the whole unit after another: Zen 4, one thread, 157 million weights, bf16: 12.6 ms for 15.4 at four rows; fp32: 23.7 for 30.7, at two 22.3
 // for 32.1.
-static __attribute__((noinline)) void multiply_one_tile(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
-                                                        const long *w_rows, float *sums) {
-    const long columns = w->columns;
+INLINE void multiply_one_tile(const int is_coded, const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
+                              const long *w_rows, float *sums) {
+    const long columns = w->columns, kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns;
+    scalar decoded[W_TILE * DEPTH] __attribute__((aligned(64)));
     for (long group = 0; group < W_UNIT / W_TILE; group++) {
         if (!w_rows[group]) continue;
-        const int is_last = group + 1 == W_UNIT / W_TILE || !w_rows[group + 1];
-        const scalar *rows = kept_at(w, current->first[group], 0), *ahead = kept_at(w, is_last ? next->first[0] : current->first[group + 1], 0);
+        const long first = current->first[group], is_last = group + 1 == W_UNIT / W_TILE || !w_rows[group + 1];
+        const long behind = is_last ? next->first[0] : current->first[group + 1];
+        escapes left[W_TILE];
+        for (long n = 0; is_coded && n < w_rows[group]; n++) left[n] = escapes_at(&w->coded, first + n, 0);
         for (long k = 0; k < columns; k += DEPTH) {
             const long depth = columns - k < DEPTH ? columns - k : DEPTH;
             long stride;
-            const scalar *block = block_of(x, top, k, depth, &stride);
-            tiles(0, x_rows, w_rows[group], block, stride, rows + k, columns, depth, ahead + k, columns, W_TILE, sums + group * W_TILE);
+            const scalar *block = block_of(x, top, k, depth, &stride), *ahead = kept_at(w, behind, k);
+            if (is_coded) {
+                decode_rows(&w->coded, first, w_rows[group], k, depth, left, decoded, DEPTH);
+                tiles(0, x_rows, w_rows[group], block, stride, decoded, DEPTH, depth, ahead, kept_stride, W_TILE, sums + group * W_TILE);
+            } else {
+                tiles(0, x_rows, w_rows[group], block, stride, kept_at(w, first, k), columns, depth, ahead, columns, W_TILE, sums + group * W_TILE);
+            }
         }
     }
+}
+
+// Each compiled by itself: together they would leave one another too few registers (plain, 15 % slower).
+static __attribute__((noinline)) void multiply_plain_tile(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
+                                                          const long *w_rows, float *sums) {
+    multiply_one_tile(0, x, top, x_rows, w, current, next, w_rows, sums);
+}
+
+static __attribute__((noinline)) void multiply_coded_tile(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
+                                                          const long *w_rows, float *sums) {
+    multiply_one_tile(1, x, top, x_rows, w, current, next, w_rows, sums);
 }
 
 // sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
@@ -269,16 +291,17 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
     // for 2,710).
     const long fetched = num_tiles == 1 ? W_TILE : num_tiles < W_TILE ? 2 : 1;
     const int is_coded = w->coded.codes != NULL;
+    memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
+    if (num_tiles == 1 && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
+        if (is_coded) multiply_coded_tile(x, top, x_rows, w, current, next, w_rows, sums);
+        else multiply_plain_tile(x, top, x_rows, w, current, next, w_rows, sums);
+        return;
+    }
     const long kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns, stride_of_w = is_coded ? DEPTH : columns;
     scalar decoded[W_UNIT * DEPTH] __attribute__((aligned(64)));
     escapes left[W_UNIT];
     for (long n = 0; is_coded && n < W_UNIT; n++)
         if (n % W_TILE < w_rows[n / W_TILE]) left[n] = escapes_at(&w->coded, current->first[n / W_TILE] + n % W_TILE, 0);
-    memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
-    if (num_tiles == 1 && !is_coded && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
-        multiply_one_tile(x, top, x_rows, w, current, next, w_rows, sums);
-        return;
-    }
     for (long k = 0; k < columns; k += DEPTH) {
         const long depth = columns - k < DEPTH ? columns - k : DEPTH;
         const int is_last = k + depth == columns;
