@@ -115,7 +115,7 @@ class EngineHost:
                 self._submit(command)
             case Abort(sequence_id):
                 for model in self._models.served.values():
-                    model.engine.abort(sequence_id)
+                    model.engine.sequences.abort(sequence_id)
             case LoadModel(spec):
                 self._models.load(spec)
             case UnloadModel(name):
@@ -124,12 +124,12 @@ class EngineHost:
                 self._owes_ready = True
             case FrontEndGone():
                 for model in self._models.served.values():
-                    model.engine.abort_all()
+                    model.engine.sequences.abort_all()
             case Shutdown():
                 self.stop()
 
     def _submit(self, submit: Submit) -> None:
-        if any(model.engine.has(submit.sequence_id) for model in self._models.served.values()):
+        if any(submit.sequence_id in model.engine.sequences for model in self._models.served.values()):
             # Its front end has refused the second. From here an error of that id would reach, and end, the first.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
@@ -168,7 +168,9 @@ class EngineHost:
             self._frames.note_progress()
 
     def _has_outputs(self) -> bool:
-        return self._frames.has_outputs or any(model.engine.has_outputs for model in self._models.served.values())
+        return self._frames.has_outputs or any(
+            model.engine.sequences.has_outputs for model in self._models.served.values()
+        )
 
     def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
         if self._frames.send(self._models.served.values(), stepped):

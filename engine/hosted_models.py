@@ -46,8 +46,8 @@ class HostedModels:
         self.loading.pop(name, None)  # its result is thrown away when it comes
         model = self.served.pop(name, None)
         if model is not None:
-            model.engine.end_all("model_not_found", f"model {name!r} was unloaded")
-            self._frames.add(*model.engine.take_outputs())
+            model.engine.sequences.end_all("model_not_found", f"model {name!r} was unloaded")
+            self._frames.add(*model.engine.sequences.take_outputs())
             model.close()
         self._transport.send(ModelUnloaded(name))
 

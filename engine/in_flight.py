@@ -5,7 +5,7 @@ Turns chunks into what a runner takes, and what it yields into results of chunks
 
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from types import MappingProxyType
@@ -56,6 +56,7 @@ class CollectedStep(NamedTuple):
     # of each chunk, what follows its own tokens, and each of its drafts; nothing in the middle of a prompt
     tokens: list[list[SampledToken]]
     result: RunResult
+    busy_s: float  # for which the device was at work for this step alone
 
     @property
     def num_tokens(self) -> int:
@@ -73,10 +74,12 @@ class CollectedStep(NamedTuple):
 
 
 class InFlightSteps:
-    def __init__(self, runner: Runner, block_size: int) -> None:
+    def __init__(self, runner: Runner, block_size: int, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._block_size = block_size
+        self._clock = clock
         self._steps: deque[_Step] = deque()  # the oldest first
+        self._device_free_at = 0.0  # by the clock: when the newest step was collected
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -122,9 +125,13 @@ class InFlightSteps:
         """Wait for the oldest step, and return its results."""
         step = self._steps.popleft()
         result = step.launched.collect()
+        now = self._clock()
+        # Of a step that overlaps with others, what lies behind the one before: all of them are never longer than the clock.
+        busy_s = min(result.device_s, now - self._device_free_at)
+        self._device_free_at = now
         ends = accumulate(step.num_rows)
         tokens = [result.tokens[end - n : end] for n, end in zip(step.num_rows, ends, strict=True)]
-        return CollectedStep(*step.forwarded[:2], tokens, result)
+        return CollectedStep(*step.forwarded[:2], tokens, result, busy_s)
 
     def drop(self) -> None:
         """Forget all steps: their results are not wanted."""

@@ -40,6 +40,15 @@ class OpenSequences:
         if output.finish_reason and (sequence := self._open.get(output.sequence_id)) is not None:
             self.remove(sequence)
 
+    def abort(self, sequence_id: str) -> None:
+        """End a sequence now; of one that has ended already there is nothing to do."""
+        if sequence_id in self._open:
+            self.tell(TokenOutput(sequence_id, finish_reason="abort"))
+
+    def abort_all(self) -> None:
+        for sequence in self:
+            self.abort(sequence.sequence_id)
+
     def fail(self, sequence: Sequence, code: ErrorCode, message: str) -> None:
         self.tell(error_output(sequence.sequence_id, code, message))
 
@@ -50,6 +59,10 @@ class OpenSequences:
         """Forget a sequence of which another engine tells."""
         del self._open[sequence.sequence_id]
         self._on_end(sequence)
+
+    def end_all(self, code: ErrorCode, message: str) -> None:
+        for sequence in self:
+            self.fail(sequence, code, message)
 
     def abandon(self, code: ErrorCode, message: str) -> None:
         """End all with an error, and take nothing back of what they have."""

@@ -1,7 +1,7 @@
-"""What an engine has counted since it began, whatever became of its schedulers, and how fast it computes."""
+"""What an engine has counted since it began, whatever became of its schedulers, how fast it computes, and what its newest step took."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.kv.lease import Capacity
 from engine.kv.tiers import TierLoad
@@ -9,7 +9,21 @@ from engine.protocol import DraftCounts, ModelLoad
 from engine.rates import Rates
 
 if TYPE_CHECKING:
+    from engine.in_flight import CollectedStep
     from engine.scheduler import Scheduler
+
+
+class StepTimes(NamedTuple):
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    device_s: float = 0.0
+    publish_s: float = 0.0
+
+
+class PublishedStep(NamedTuple):
+    step: "CollectedStep"
+    num_tokens: int  # that it gave
+    publish_s: float
 
 
 class EngineStats:
@@ -17,7 +31,18 @@ class EngineStats:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.rates = Rates()
+        self.last_step = StepTimes()
         self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
+
+    def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
+        """Count a step. `published`: the one whose results it had, if any."""
+        if published is None:
+            self.last_step = StepTimes(schedule_s, step_s - schedule_s)
+            return
+        step, num_tokens, publish_s = published
+        device_s = step.result.device_s
+        self.last_step = StepTimes(schedule_s, step_s - schedule_s - device_s - publish_s, device_s, publish_s)
+        self.rates.count(step.num_prompt_tokens, step.num_decodes, num_tokens, step_s)
 
     def end(self, scheduler: "Scheduler") -> None:
         """Keep the counts of a scheduler that another one replaces."""

@@ -43,9 +43,9 @@ class StepFrames:
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []
         for model in models:
-            outputs += model.engine.take_outputs()
+            outputs += model.engine.sequences.take_outputs()
         self._num_steps += bool(stepped)
-        times = [model.engine.last_step for model in stepped]
+        times = [model.engine.stats.last_step for model in stepped]
         loads = {model.spec.name: model.engine.load() for model in models}
         device_s = sum(t.device_s for t in times)
         phases = HostPhases(

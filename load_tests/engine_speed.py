@@ -16,7 +16,7 @@ from engine.description.decoder_config import LayerKind
 from engine.description.dense import DenseConfig
 from engine.description.rotary import RotaryRule
 from engine.description.shapes import NormKind
-from engine.engine import Engine, StepTimes
+from engine.engine import Engine
 from engine.kv.block_table import BlockTable
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
@@ -25,6 +25,7 @@ from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import ModelInfo, SamplingParams, Submit
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
+from engine.stats import StepTimes
 from engine.step import StepInput, greedy_rows, scratch_step
 from engine.weights.loader import WeightLoader
 from engine.weights.storage import WeightStorage
@@ -202,8 +203,8 @@ def served(runner: ModelRunner, config: DenseConfig, batch: int, busy_s: float |
         engine.step()
         _hear(engine, heard)
         times.append(time.perf_counter() - began)
-        hosts.append(engine.last_step)
-    engine.abort_all()
+        hosts.append(engine.stats.last_step)
+    engine.sequences.abort_all()
     engine.close()
     taken_s = statistics.median(times)
     parts = {part: 1e3 * statistics.median(getattr(host, part) for host in hosts) for part in StepTimes._fields}
@@ -214,7 +215,7 @@ def served(runner: ModelRunner, config: DenseConfig, batch: int, busy_s: float |
 
 
 def _hear(engine: Engine, heard: list[int]) -> None:
-    for output in engine.take_outputs():
+    for output in engine.sequences.take_outputs():
         assert output.finish_reason is None, output
         heard[int(output.sequence_id)] += len(output.token_ids)
 

@@ -13,7 +13,7 @@ import torch
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.block_table import BlockTable
-from engine.kv.generations import GenerationCheck
+from engine.kv.generations import stale
 from engine.kv.slab_allocator import SlabAllocator
 from engine.protocol import SamplingParams
 from engine.runner import ModelRunner
@@ -33,11 +33,10 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
     pool = BlockPool(runner.num_blocks)
     tables = [[*range(blocks - 1), blocks + i] for i in range(batch)]
     sequences = [_holding(pool, table) for table in tables]
-    check = GenerationCheck(pool.generations)
-    check_s = median_s(_HOST, lambda: check.stale(sequences), _REPEATS)
-    assert check.stale(sequences) == []
+    check_s = median_s(_HOST, lambda: stale(pool.generations, sequences), _REPEATS)
+    assert stale(pool.generations, sequences) == []
     pool.generations[blocks + batch - 1] += 1
-    assert check.stale(sequences) == [batch - 1], "what is measured must work"
+    assert stale(pool.generations, sequences) == [batch - 1], "what is measured must work"
     step = decode_step(tables, blocks * BLOCK_SIZE)
     step_s = median_s(runner.kv_cache.device, lambda: compute(runner, step))
     return {

@@ -65,7 +65,7 @@ class ModelProcess:
         while engine.has_work:
             if not engine.step():
                 time.sleep(0.0005)  # blocks are on their way from a tier
-            for output in engine.take_outputs():
+            for output in engine.sequences.take_outputs():
                 assert output.error_message is None, output.error_message
                 heard += len(output.token_ids)
                 cached += output.num_cached_tokens or 0

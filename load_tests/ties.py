@@ -54,7 +54,7 @@ class TieJudge:
         self._engine.submit(Submit(name, "ember", tokens, sampling))
         while self._engine.has_work:
             self._engine.step()
-        (output,) = self._engine.take_outputs()
+        (output,) = self._engine.sequences.take_outputs()
         assert output.logprobs is not None, output.error_message
         found = torch.empty(vocab, dtype=torch.float64)
         ids, values = zip(*output.logprobs[0].top, strict=True)

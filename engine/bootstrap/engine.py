@@ -22,12 +22,12 @@ class BootstrapEngine(Engine):
 
     @property
     def has_answered(self) -> bool:
-        return self.load().output_tokens > 0
+        return self.stats.output_tokens > 0
 
     def submit(self, submit: Submit) -> None:
         """Begin the sequence if the program can compute it, else let it wait."""
         super().submit(submit)
-        sequence = self._sequences.get(submit.sequence_id)
+        sequence = self.sequences.get(submit.sequence_id)
         num_prompt_tokens = len(submit.prompt_token_ids)
         fits = num_prompt_tokens + submit.sampling.max_tokens <= self._most_tokens
         can_begin = can_compute(submit) and (fits or num_prompt_tokens <= self._most_tokens // 2)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 from engine.description.vision import ENCODED_BYTES
 from engine.errors import ImageError, RankLostError
 from engine.images.files import ImageFiles
-from engine.images.prompt import SequenceImage
+from engine.images.prompt import SequenceImage, tenants_name
 from engine.plan import Chunk
-from engine.protocol import ErrorCode
+from engine.protocol import ErrorCode, Submit
 from engine.sequence import Sequence
 
 _PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
@@ -68,10 +68,9 @@ class _Encoded:
 
 class ImageResidency:
     def __init__(self, encoder: ImageEncoder, most_bytes: int = ENCODED_BYTES) -> None:
-        self.files = ImageFiles()
-        self.placeholder = encoder.placeholder
         self.num_encoded = 0
         self.num_found = 0
+        self._files = ImageFiles()
         self._encoder = encoder
         self._most_bytes = most_bytes
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last behind the others
@@ -79,6 +78,17 @@ class ImageResidency:
         self._waiting: list[AwaitedImages] = []
         self._prepared: dict[bytes, Future[Prepared]] = {}
         self._threads = ThreadPoolExecutor(1, "images")
+
+    def of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
+        """Return a sequence's images; None: one was not sent, and is not here."""
+        found: list[SequenceImage] = []
+        for image in submit.images:
+            name = tenants_name(submit.salt, image.digest)
+            data = self._files.found(name, image.data)
+            if data is None:
+                return None
+            found.append(SequenceImage.of(image, name, data, submit.prompt_token_ids, self._encoder.placeholder))
+        return tuple(found)
 
     def computable(self, chunks: list[Chunk], defer: "Callable[[AwaitedImages], None]") -> list[Chunk]:
         """Return the chunks whose images are encoded, and let the other sequences wait."""

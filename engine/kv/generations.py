@@ -18,46 +18,37 @@ if TYPE_CHECKING:
 _FEW = 1024  # blocks that Python compares in the time in which it calls torch, whose code a step has driven out of the caches
 
 
-class GenerationCheck:
-    def __init__(self, generations: "array[int]", *, with_torch: bool = True) -> None:
-        """`generations`: those of all blocks, changed in place as time goes on. `with_torch`: it has been imported, or may be."""
-        self._generations = generations
-        self._current: torch.Tensor | None = None
-        if with_torch and generations:
-            self._current = self._tensor(generations)
-
-    def stale(self, sequences: SequenceOf["Sequence"]) -> list[int]:
-        """Return the places in the list of those sequences that hold a block which is not theirs any more."""
-        blocks, remembered = array("q"), array("q")
-        for sequence in sequences:
-            for table in sequence.tables:
-                blocks += table.blocks
-                remembered += table.generations
-        if not blocks:
+def stale(generations: "array[int]", sequences: SequenceOf["Sequence"], *, with_torch: bool = True) -> list[int]:
+    """Return the places in the list of those sequences that hold a block which is not theirs any more. `generations`: of all blocks, as they are now;
+    `with_torch`: it has been imported, or may be."""
+    blocks, remembered = array("q"), array("q")
+    for sequence in sequences:
+        for table in sequence.tables:
+            blocks += table.blocks
+            remembered += table.generations
+    if not blocks:
+        return []
+    assert len(blocks) == len(remembered), "a block table and its generations differ in length"
+    if len(blocks) <= _FEW or not with_torch:
+        current = array("q", map(generations.__getitem__, blocks))
+        if current == remembered:
             return []
-        assert len(blocks) == len(remembered), "a block table and its generations differ in length"
-        if len(blocks) <= _FEW or self._current is None:
-            current = array("q", map(self._generations.__getitem__, blocks))
-            if current == remembered:
-                return []
-            return self._places([a != b for a, b in zip(current, remembered, strict=True)], sequences)
-        differs = self._current[self._tensor(blocks)] != self._tensor(remembered)
-        if not differs.any():
-            return []
-        return self._places(differs.tolist(), sequences)
+        return _places([a != b for a, b in zip(current, remembered, strict=True)], sequences)
+    differs = _tensor(generations)[_tensor(blocks)] != _tensor(remembered)
+    return _places(differs.tolist(), sequences) if differs.any() else []
 
-    @staticmethod
-    def _tensor(numbers: "array[int]") -> "torch.Tensor":
-        import torch  # here: a host is reachable before torch is imported
 
-        return torch.frombuffer(numbers, dtype=torch.int64)
+def _tensor(numbers: "array[int]") -> "torch.Tensor":
+    import torch  # here: a host is reachable before torch is imported
 
-    @staticmethod
-    def _places(differs: list[bool], sequences: SequenceOf["Sequence"]) -> list[int]:
-        places, start = [], 0
-        for i, sequence in enumerate(sequences):
-            end = start + sum([len(table) for table in sequence.tables])
-            if any(differs[start:end]):
-                places.append(i)
-            start = end
-        return places
+    return torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def _places(differs: list[bool], sequences: SequenceOf["Sequence"]) -> list[int]:
+    places, start = [], 0
+    for i, sequence in enumerate(sequences):
+        end = start + sum([len(table) for table in sequence.tables])
+        if any(differs[start:end]):
+            places.append(i)
+        start = end
+    return places

@@ -33,7 +33,7 @@ def main(checkpoint: Path, threads: int) -> None:
         while engine.has_work:
             engine.step()
         taken = time.perf_counter() - started
-        engine.take_outputs()
+        engine.sequences.take_outputs()
         return taken
 
     def decode(prompts: list[list[int]], tokens: int) -> float:
@@ -42,11 +42,11 @@ def main(checkpoint: Path, threads: int) -> None:
         started, times = set(), []
         while engine.has_work and len(times) < tokens:
             engine.step()
-            started |= {output.sequence_id for output in engine.take_outputs()}
+            started |= {output.sequence_id for output in engine.sequences.take_outputs()}
             if len(started) == len(prompts):
                 times.append(time.perf_counter())
-        engine.abort_all()
-        engine.take_outputs()
+        engine.sequences.abort_all()
+        engine.sequences.take_outputs()
         return rate(len(prompts), times)
 
     serve(prefill, decode)

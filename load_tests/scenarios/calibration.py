@@ -80,7 +80,7 @@ def _nats(directory: Path, lessons: list[Lesson]) -> float:
     found: list[float] = []
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             if output.prompt_logprobs is not None:
                 is_answer = lessons[int(output.sequence_id)][1][1:]
                 found += [-one.logprob for one, counts in zip(output.prompt_logprobs, is_answer, strict=True) if counts]

@@ -117,7 +117,7 @@ def _answers(directory: Path) -> list[list[int]]:
         engine.submit(Submit(sequence, "m", tuple(prompt), sampling))
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard[output.sequence_id] += output.token_ids
         engine.on_idle()
     engine.close()

@@ -109,7 +109,7 @@ def _told(engine: Engine, prompt: Sequence[int]) -> list[float]:
     found: list[float] = []
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             found += [reported.logprob for reported in output.prompt_logprobs or ()]
         engine.on_idle()
     return found

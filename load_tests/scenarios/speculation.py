@@ -197,8 +197,8 @@ class Ember:
     def _speculate(self, drafters: SequenceOf[Drafter]) -> Watched:
         watch = Watched(drafters, self.drafting.info.vocab_size, self.model)
         self.drafting._speculation = watch
-        self.drafting.scheduler = self.drafting._new_scheduler()  # a cold prefix cache
-        self.plain.scheduler = self.plain._new_scheduler()
+        for engine in (self.drafting, self.plain):
+            engine._begin_anew(engine.scheduler.limits, engine.scheduler.lease)  # a cold prefix cache
         return watch
 
     def _both(self, asked: list[Submit], index: int) -> tuple[Timed, Timed]:
@@ -257,8 +257,8 @@ def run(engine: Engine, asked: list[Submit]) -> Timed:
         time.sleep(0.001)
     token_ids: dict[str, list[int]] = {submit.sequence_id: [] for submit in asked}
     began, started, before = time.perf_counter(), 0.0, 0
-    while engine.has_work or engine.has_outputs:
-        for output in engine.take_outputs():
+    while engine.has_work or engine.sequences.has_outputs:
+        for output in engine.sequences.take_outputs():
             assert output.error_message is None, output.error_message
             token_ids[output.sequence_id] += output.token_ids
         engine.on_idle()

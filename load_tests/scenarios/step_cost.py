@@ -96,10 +96,10 @@ class Bench:
             began = time.perf_counter()
             made.step()
             step_s = time.perf_counter() - began
-            is_decode = len(made.take_outputs()) == BATCH
+            is_decode = len(made.sequences.take_outputs()) == BATCH
             made.on_idle()
             if is_full and is_decode:
-                times = made.last_step
+                times = made.stats.last_step
                 host = times.schedule_s, times.prepare_s, times.publish_s
                 for name, seconds in zip(taken, (*host, sum(host), step_s), strict=True):
                     taken[name].append(1e3 * seconds)
@@ -114,7 +114,7 @@ class Bench:
                 made.submit(self._submit(PROMPT_TOKENS, OUTPUT_TOKENS))
             while made.has_work:
                 made.step()
-                made.take_outputs()
+                made.sequences.take_outputs()
                 made.on_idle()
             whole = time.perf_counter() - began
         assert made.load().prefix_hits == 0, "the prompts were to be new"

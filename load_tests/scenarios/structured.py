@@ -136,8 +136,8 @@ def answers(engine: Engine, submits: list[Submit]) -> dict[str, tuple[list[int],
     heard: dict[str, tuple[list[int], str, str]] = {submit.sequence_id: ([], "", "") for submit in submits}
     for submit in submits:
         engine.submit(submit)
-    while engine.has_work or engine.has_outputs:
-        for output in engine.take_outputs():
+    while engine.has_work or engine.sequences.has_outputs:
+        for output in engine.sequences.take_outputs():
             tokens, _, _ = heard[output.sequence_id]
             heard[output.sequence_id] = (
                 [*tokens, *output.token_ids], output.finish_reason or "", output.error_message or "",
@@ -234,7 +234,7 @@ def batch_ms(engine: Engine, name: str, constraint: Constraint | None) -> float:
     while engine.has_work:
         began = time.perf_counter()
         engine.step()
-        if len(engine.take_outputs()) == COST_BATCH:
+        if len(engine.sequences.take_outputs()) == COST_BATCH:
             steps.append(1e3 * (time.perf_counter() - began))
     return sorted(steps)[len(steps) // 2]
 

@@ -121,7 +121,7 @@ def drain(
         engine.submit(message)
     heard = {} if heard is None else heard
     for _ in range(max_steps):
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
         engine.on_idle()
         if not engine.has_work:
@@ -141,7 +141,7 @@ def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:
         engine.submit(message)
     for step in range(1, 25):
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
         engine.on_idle()
         if step % 8 == 0:

@@ -210,8 +210,8 @@ def test_another_engine_goes_on_with_the_same_adapter(llama: Written) -> None:
         engine.step()
     for output in engine.hand_over_to(successor):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
-    assert not engine._adapters._waiting
-    assert all(resident.users == 0 for resident in engine._adapters._resident.values())
+    assert not engine._requirements.adapters._waiting
+    assert all(resident.users == 0 for resident in engine._requirements.adapters._resident.values())
     assert_same(drain(successor, [], heard=heard), expected)
 
 
@@ -253,7 +253,7 @@ def test_bf16_follows_merged_weights(tmp_path: Path) -> None:
 
 
 def free_slots(engine: Engine) -> int:
-    residency = engine._adapters
+    residency = engine._requirements.adapters
     return len(residency._free) + sum(resident.users == 0 for resident in residency._resident.values())
 
 
@@ -265,10 +265,12 @@ def test_whatever_ends_sequences_their_slots_are_free(llama: Written, cause: str
     for _ in range(4):
         engine.step()
     if cause == "abort":
-        engine.abort_all()
+        engine.sequences.abort_all()
+    elif cause == "end_all":
+        engine.sequences.end_all("engine_error", "because")
     else:
-        getattr(engine, cause)("engine_error", "because")
-    engine.take_outputs()
+        engine.fail_all("engine_error", "because")
+    engine.sequences.take_outputs()
     assert not engine.has_work
     assert free_slots(engine) == 3
     message, _ = requests(llama, 1)[1]

@@ -78,14 +78,14 @@ def open_awaiting(
 ) -> CompiledGrammar:
     sequence = Sequence(name, list(prompt), SamplingParams(2), b"", length_limit=len(prompt) + 2)
     grammar = CompiledGrammar(sequence, compiling)
-    engine._sequences.add(sequence)
+    engine.sequences.add(sequence)
     engine.scheduler.add(sequence, leader, grammar)
     return grammar
 
 
 def step(engine: Engine) -> list[str]:
     engine.step()
-    return [output.sequence_id for output in engine.take_outputs()]
+    return [output.sequence_id for output in engine.sequences.take_outputs()]
 
 
 def test_others_go_on_until_it_has_come(compiler: Compiler) -> None:
@@ -150,7 +150,7 @@ def test_of_a_sequence_that_ends_it_is_cancelled(end: str, compiler: Compiler) -
     grammar = open_awaiting(engine, "constrained", compiler.compile())
     match end:
         case "abort":
-            engine.abort("constrained")
+            engine.sequences.abort("constrained")
         case "fail_all":
             engine.fail_all("engine_error", "the device is on fire")
         case _:
@@ -167,7 +167,7 @@ def test_samples_of_one_prompt_that_await_the_same_still_compute_it_once(compile
     grammars = [open_awaiting(engine, name, compiling, prompt, leader) for name in "123"]
     assert not engine.step()
     assert engine.load().waiting == 4
-    engine.abort("2")
+    engine.sequences.abort("2")
     assert [grammar.is_cancelled for grammar in grammars] == [False, True, False]
     compiler.go.set()
     compiling.result(30)
@@ -182,7 +182,7 @@ def test_samples_whose_leader_ends_await_their_own(compiler: Compiler) -> None:
     compiling, prompt = compiler.compile(), list(range(100, 117))
     leader = open_awaiting(engine, "0", compiling, prompt).sequence
     grammars = [open_awaiting(engine, name, compiling, prompt, leader) for name in "12"]
-    engine.abort("0")
+    engine.sequences.abort("0")
     assert not engine.step()
     assert len(engine.scheduler.waiting.awaiting) == 1
     engine.fail_all("engine_error", "the device is on fire")

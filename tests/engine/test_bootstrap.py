@@ -142,7 +142,7 @@ def test_the_model_goes_on_with_what_its_program_has_begun(steps: int, checkpoin
     assert model.engine.load().waiting == len(messages)
     for _ in range(steps):
         model.engine.step()
-        for output in model.engine.take_outputs():
+        for output in model.engine.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
     for output in model.engine.hand_over_to(engine):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
@@ -223,7 +223,7 @@ def test_a_sequence_as_long_as_the_program_can_hold_waits_for_the_model(
     model.engine.submit(long)
     heard: dict[str, Heard] = {"short": Heard()}
     while model.engine.step():
-        for output in model.engine.take_outputs():
+        for output in model.engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert len(heard["short"].token_ids) == 96 - 16 + 1 - 30
     model.engine.hand_over_to(engine)
@@ -234,9 +234,9 @@ def test_whoever_leaves_while_he_waits_for_the_model_is_forgotten(checkpoint: Pa
     engine = leave(checkpoint)
     model = bootstrapped(checkpoint)
     model.engine.submit(submit("a", [5, 6], num_logprobs=1))
-    model.engine.abort("a")
-    model.engine.abort("a")
-    assert [output.finish_reason for output in model.engine.take_outputs()] == ["abort"]
+    model.engine.sequences.abort("a")
+    model.engine.sequences.abort("a")
+    assert [output.finish_reason for output in model.engine.sequences.take_outputs()] == ["abort"]
     model.engine.hand_over_to(engine)
     assert drain(engine, []) == {}
 
@@ -270,7 +270,7 @@ model = find_model(ModelSpec("tiny", str(directory)), HostConfig(threads=1, kv_b
 model.engine.submit(Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=200, temperature=0.8, ignore_eos=True)))
 while model.engine.has_work:
     model.engine.step()
-assert len(model.engine.take_outputs()) == 200
+assert len(model.engine.sequences.take_outputs()) == 200
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, str(checkpoint)], check=True, cwd=Path(__file__).parents[2], timeout=60)

@@ -216,8 +216,8 @@ def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
 def test_one_that_waits_for_its_grammar_can_be_aborted_and_holds_up_nobody() -> None:
     engine = ember()
     engine.submit(asked("a", JSON))
-    engine.abort("a")
-    assert [output.finish_reason for output in engine.take_outputs()] == ["abort"]
+    engine.sequences.abort("a")
+    assert [output.finish_reason for output in engine.sequences.take_outputs()] == ["abort"]
     assert not engine.has_work
     assert_is_person(one(engine, asked("b", JSON)))
     engine.close()
@@ -237,7 +237,7 @@ def test_drafts_are_checked_against_the_grammar_and_change_no_token() -> None:
     engine.close()
     drafting = ember()
     drafting._speculation = HalfRight()
-    drafting.scheduler = drafting._new_scheduler()
+    drafting._begin_anew(drafting.scheduler.limits, drafting.scheduler.lease)
     for name, heard in crowd(drafting).items():
         assert heard.token_ids == expected[name].token_ids, name
     drafting.close()

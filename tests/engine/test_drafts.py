@@ -100,7 +100,7 @@ def test_an_output_carries_all_tokens_of_its_step() -> None:
     outputs = []
     while engine.has_work:
         engine.step()
-        outputs += engine.take_outputs()
+        outputs += engine.sequences.take_outputs()
     assert [len(output.token_ids) for output in outputs] == [1, 5, 5]
     assert [len(output.logprobs or ()) for output in outputs] == [1, 5, 5]
 
@@ -153,9 +153,9 @@ def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> N
     heard: dict[str, Heard] = {"a": Heard()}
     while not runner.num_drafts:
         engine.step()
-    for output in engine.take_outputs():
+    for output in engine.sequences.take_outputs():
         heard["a"].hear(output)
-    engine.abort("a")
+    engine.sequences.abort("a")
     assert engine.load().free_blocks == 32
     drain(engine, [], heard=heard)
     assert heard["a"].finish_reason == "abort"

@@ -153,7 +153,7 @@ def test_an_aborted_text_leaves_nothing(tmp_path: Path) -> None:
     engine.submit(embed("a", random_prompt(60, seed=1), embedder))
     engine.step()
     assert engine.scheduler.pool.num_held > 0
-    engine.abort("a")
+    engine.sequences.abort("a")
     assert drain(engine, [])["a"].finish_reason == "abort"
 
 

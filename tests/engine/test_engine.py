@@ -80,7 +80,7 @@ def test_a_full_waiting_queue_refuses_the_next() -> None:
     engine, _ = fake_engine(max_waiting=2)
     for name in "abc":
         engine.submit(submit(name, PROMPT))
-    (refused,) = engine.take_outputs()
+    (refused,) = engine.sequences.take_outputs()
     assert (refused.sequence_id, refused.error_code) == ("c", "overloaded")
 
 
@@ -90,14 +90,14 @@ def test_an_abort_returns_the_blocks_at_once() -> None:
     engine.submit(submit("b", PROMPT * 3, max_tokens=50))
     engine.step()
     before = engine.load().free_blocks
-    engine.abort("b")
+    engine.sequences.abort("b")
     assert engine.load().free_blocks > before
-    engine.abort("a")
+    engine.sequences.abort("a")
     assert engine.load().free_blocks == 32
-    assert [o.finish_reason for o in engine.take_outputs()[-2:]] == ["abort", "abort"]
+    assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
     assert not engine.has_work
-    engine.abort("a")  # a second time, and after its end, means nothing
-    assert engine.take_outputs() == []
+    engine.sequences.abort("a")  # a second time, and after its end, means nothing
+    assert engine.sequences.take_outputs() == []
 
 
 def test_a_failed_step_ends_its_sequences_and_the_next_request_works() -> None:
@@ -109,7 +109,7 @@ def test_a_failed_step_ends_its_sequences_and_the_next_request_works() -> None:
     with pytest.raises(RuntimeError):
         engine.step()
     engine.fail_all("engine_error", "a step failed")
-    assert [o.error_code for o in engine.take_outputs()] == [None, "engine_error"]
+    assert [o.error_code for o in engine.sequences.take_outputs()] == [None, "engine_error"]
     runner.explode = False
     heard = one(engine, submit("b", PROMPT, max_tokens=3))
     assert heard.token_ids == expected_tokens(PROMPT, 3)
@@ -180,7 +180,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
     while engine.has_work:
         engine.step()
         assert old.num_computed_tokens > 0
-        ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
+        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
     assert ended == ["old", "young"]
     assert engine.scheduler.counts.preemptions > 0
 
@@ -191,7 +191,7 @@ def test_a_steps_time_is_told_by_phase() -> None:
     engine._clock = lambda: next(ticks)
     engine.submit(submit("a", PROMPT, max_tokens=1))
     engine.step()
-    assert engine.last_step == (100, 850, 0.0, 50), "the fake device takes no time"
+    assert engine.stats.last_step == (100, 850, 0.0, 50), "the fake device takes no time"
     assert runner.batch_tokens == [len(PROMPT)]
 
 
@@ -221,13 +221,13 @@ def test_sequences_of_another_engine_are_computed_and_cached_under_this_ones_nam
     for dtype in ("float32", "bfloat16"):
         engine, runner = fake_engine(num_blocks=32)
         identity = CacheIdentity("tiny", dtype, engine.info.block_size)
-        engines.append(Engine(engine.info, runner, engine._limits, identity=identity))
+        engines.append(Engine(engine.info, runner, engine.scheduler.limits, identity=identity))
     first, second = engines
     prompt = list(range(20))
     first.submit(submit("a", prompt, max_tokens=6))
     first.step()
     heard = {"a": Heard()}
-    for output in first.take_outputs():
+    for output in first.sequences.take_outputs():
         heard["a"].hear(output)
     second.adopt_sequences(first.detach_sequences())
     assert not first.has_work

@@ -195,12 +195,12 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
         engine.submit(Submit(f"flood {i}", "tiny", tuple(range(i, i + 30)), SamplingParams(4), b"flood"))
     for _ in range(10):
         engine.step()
-    started = {o.sequence_id for o in engine.take_outputs()}
+    started = {o.sequence_id for o in engine.sequences.take_outputs()}
     engine.submit(Submit("guest", "tiny", tuple(range(500, 530)), SamplingParams(4), b"guest"))
     ended: list[str] = []
     while engine.has_work:
         engine.step()
-        ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
+        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
     # four were at work, and of the flood at most a quantum and a prompt (three sequences) are admitted before it
     assert ended.index("guest") <= 4 + 3
     assert len(started) < 50
@@ -215,7 +215,7 @@ def test_what_has_started_is_preempted_by_age_whatever_its_priority() -> None:
     ended = []
     while engine.has_work:
         engine.step()
-        ended += [o.sequence_id for o in engine.take_outputs() if o.finish_reason]
+        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
     assert ended == ["old", "young"]
     assert engine.scheduler.counts.preemptions > 0
 
@@ -255,7 +255,7 @@ def test_a_long_prompt_holds_up_nobody_elses_short_one(salt: bytes, priority: in
     ended: list[str] = []
     for _ in range(2 + depth):  # one turn of the other tenant's may have begun
         engine.step()
-        ended += [o.sequence_id for o in engine.take_outputs() if o.token_ids]
+        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.token_ids]
     assert ended == ["short"]
     while engine.has_work:
         engine.step()

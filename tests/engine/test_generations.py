@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from engine.kv.block_table import BlockTable
-from engine.kv.generations import GenerationCheck
+from engine.kv.generations import stale
 from engine.protocol import SamplingParams
 from engine.sequence import Sequence
 from tests.engine.driver import Heard, drain, one, submit
@@ -21,14 +21,13 @@ def holding(blocks: list[int], generations: list[int]) -> Sequence:
 
 def test_the_sequences_whose_blocks_moved_on_are_named() -> None:
     current = array("q", [5, 6, 7, 8])
-    check = GenerationCheck(current)
     sequences = [holding([0, 1], [5, 6]), holding([], []), holding([1, 3, 2], [6, 8, 7]), holding([3], [8])]
-    assert check.stale(sequences) == []
+    assert stale(current, sequences) == []
     current[3] += 1
-    assert check.stale(sequences) == [2, 3]
+    assert stale(current, sequences) == [2, 3]
     current[3] -= 1
-    assert check.stale(sequences) == []
-    assert GenerationCheck(array("q")).stale([holding([], [])]) == []
+    assert stale(current, sequences) == []
+    assert stale(array("q"), [holding([], [])]) == []
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -67,7 +66,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     assert stolen == 0, "the lowest free one, hence the next to be handed out"
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
         pool.assert_consistent()
     assert (heard["old"].finish_reason, heard["new"].finish_reason) == ("error", "length")

@@ -96,7 +96,7 @@ class Pair:
         for step in itertools.count(1):
             for engine, into in ((self.prefill, {}), (self.decode, heard)):
                 stepped = engine.step() if engine.has_work else False
-                for output in engine.take_outputs():
+                for output in engine.sequences.take_outputs():
                     into.setdefault(output.sequence_id, Heard()).hear(output)  # type: ignore[attr-defined]
                 engine.on_idle()
             if preempts_every and step % preempts_every == 0:
@@ -305,8 +305,8 @@ def test_a_prefill_that_ends_early_costs_time_and_no_token(
         pair.prefill.submit(leg)
         pair.prefill.step()  # 48 of its tokens
         pair.prefill.on_idle()
-        pair.prefill.abort(leg.sequence_id)
-        pair.prefill.take_outputs()
+        pair.prefill.sequences.abort(leg.sequence_id)
+        pair.prefill.sequences.take_outputs()
     if end == "its host is gone":
         assert pair._tiers[0].peers is not None
         pair._tiers[0].peers.server.close()
@@ -323,10 +323,10 @@ def test_a_sequence_that_is_aborted_while_it_waits_leaves_nothing(dense_pair: Pa
     dense_pair.decode.submit(waiting)
     dense_pair.decode.step()
     assert dense_pair.decode.load().waiting == 1
-    dense_pair.decode.abort("a")
-    assert dense_pair.decode.take_outputs()[0].finish_reason == "abort"
-    dense_pair.prefill.abort(leg.sequence_id)
-    dense_pair.prefill.take_outputs()
+    dense_pair.decode.sequences.abort("a")
+    assert dense_pair.decode.sequences.take_outputs()[0].finish_reason == "abort"
+    dense_pair.prefill.sequences.abort(leg.sequence_id)
+    dense_pair.prefill.sequences.take_outputs()
 
 
 def test_another_tenant_never_gets_the_blocks(dense_pair: Pair) -> None:

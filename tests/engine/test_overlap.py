@@ -63,7 +63,7 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
             engine.submit(submit(f"{turn} {n}", list(range(1, size)), max_tokens=5 + n))
         while engine.has_work:
             engine.step()
-            for output in engine.take_outputs():
+            for output in engine.sequences.take_outputs():
                 told[output.sequence_id] = told.get(output.sequence_id, 0) + output.device_us
         runner.now += 100.0  # nothing is at work
     at_work_us = len(runner.batch_tokens) * QueuedLaunch.TAKES_S * 1e6
@@ -135,7 +135,7 @@ def test_a_token_is_told_one_step_late_and_the_last_step_only_collects() -> None
     seen = []
     while engine.has_work:
         engine.step()
-        seen.append([token for output in engine.take_outputs() for token in output.token_ids])
+        seen.append([token for output in engine.sequences.take_outputs() for token in output.token_ids])
     assert seen == [[], expected_tokens(PROMPT, 1), expected_tokens(PROMPT, 2)[1:]]
     assert runner.batch_tokens == [6, 1], "its end by length is known: nothing was computed in vain"
 
@@ -154,24 +154,24 @@ def test_an_abort_in_flight_frees_its_blocks_at_once_and_tells_no_token_after() 
     engine.submit(submit("b", PROMPT * 2, max_tokens=5))
     engine.step()
     engine.step()
-    engine.abort("a")
+    engine.sequences.abort("a")
     free = engine.load().free_blocks
-    engine.abort("b")
+    engine.sequences.abort("b")
     assert engine.load().free_blocks > free
     assert engine.load().free_blocks == 32
-    ends = [o.sequence_id for o in engine.take_outputs() if o.finish_reason == "abort"]
+    ends = [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason == "abort"]
     assert ends == ["a", "b"]
     while engine.has_work:
         engine.step()
-    assert engine.take_outputs() == []
+    assert engine.sequences.take_outputs() == []
 
 
 def test_an_id_taken_again_while_its_old_step_is_in_flight_hears_only_its_own() -> None:
     engine, _ = fake_engine(depth=2)
     engine.submit(submit("a", PROMPT, max_tokens=5))
     engine.step()
-    engine.abort("a")
-    engine.take_outputs()
+    engine.sequences.abort("a")
+    engine.sequences.take_outputs()
     other = [1, 2, 3]
     assert drain(engine, [submit("a", other, max_tokens=3)])["a"].token_ids == expected_tokens(other, 3)
 
@@ -196,7 +196,7 @@ def test_a_failed_launch_fails_what_was_in_flight_too() -> None:
     with pytest.raises(RuntimeError):
         engine.step()
     engine.fail_all("engine_error", "a step failed")
-    assert [(o.sequence_id, o.error_code) for o in engine.take_outputs()] == [("a", "engine_error")]
+    assert [(o.sequence_id, o.error_code) for o in engine.sequences.take_outputs()] == [("a", "engine_error")]
     assert not engine.has_work
     runner.explode = False
     assert one(engine, submit("b", PROMPT, max_tokens=3)).token_ids == expected_tokens(PROMPT, 3)
@@ -357,7 +357,7 @@ def test_a_pipeline_has_as_many_steps_under_way_as_stages() -> None:
     while engine.has_work:
         engine.step()
         under_way.append(len(engine._steps))
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert {name: h.token_ids for name, h in heard.items()} == {n: expected_tokens(p, 5) for n, p in prompts.items()}
     assert max(under_way) == 2
@@ -376,7 +376,7 @@ def test_closing_and_failing_end_every_step_under_way() -> None:
             engine.close()
         else:
             engine.fail_all("engine_error", "a step failed")
-            assert {o.sequence_id for o in engine.take_outputs()} == {"a", "b"}
+            assert {o.sequence_id for o in engine.sequences.take_outputs()} == {"a", "b"}
             assert not engine.has_work
         assert not engine._steps
 

@@ -40,11 +40,11 @@ def test_those_that_wait_count_as_waiting() -> None:
     engine, _ = fake_engine(max_num_batched_tokens=10, max_waiting=4)
     for message in family(6):
         engine.submit(message)
-    assert [o.error_code for o in engine.take_outputs()] == ["overloaded", "overloaded"]
+    assert [o.error_code for o in engine.sequences.take_outputs()] == ["overloaded", "overloaded"]
     engine.step()
     load = engine.load()
     assert (load.running, load.waiting) == (1, 3)
-    engine.abort_all()
+    engine.sequences.abort_all()
     assert not engine.has_work
     assert engine.load().waiting == 0
     assert engine.load().free_blocks == 32
@@ -55,11 +55,11 @@ def test_when_the_first_leaves_the_next_computes_the_prompt_for_all() -> None:
     for message in family(4, max_tokens=3):
         engine.submit(message)
     engine.step()
-    engine.abort("0")
-    engine.abort("2")
+    engine.sequences.abort("0")
+    engine.sequences.abort("2")
     while engine.has_work:
         engine.step()
-    ends = {o.sequence_id: o.finish_reason for o in engine.take_outputs() if o.finish_reason}
+    ends = {o.sequence_id: o.finish_reason for o in engine.sequences.take_outputs() if o.finish_reason}
     assert ends == {"0": "abort", "1": "length", "2": "abort", "3": "length"}
     # the blocks that the first completed before it left are found by the second
     assert sum(runner.batch_tokens) == 10 + (len(PROMPT) - 8) + 3 + 2 * 2

@@ -38,11 +38,11 @@ def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
     engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
     for _ in range(5):
         engine.step()
-    engine.take_outputs()
+    engine.sequences.take_outputs()
     engine.submit(submit("long", [i % 900 for i in range(2048)], salt=b"b", max_tokens=1))
     times: list[float] = []
     steps = 0
-    while not any(output.sequence_id == "long" for output in engine.take_outputs()):
+    while not any(output.sequence_id == "long" for output in engine.sequences.take_outputs()):
         times.append(engine._clock())
         engine.step()
         steps += 1
@@ -83,7 +83,7 @@ def test_the_last_chunk_of_a_prompt_that_is_handed_over_is_short(hands_over: boo
 
 def test_before_anything_was_measured_a_step_is_not_capped() -> None:
     engine, _ = slow_engine(0.2)
-    assert engine._stats.rates.num_prompt_tokens_in(0.2) == float("inf")
+    assert engine.stats.rates.num_prompt_tokens_in(0.2) == float("inf")
 
 
 def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: float = float("inf")) -> int:
@@ -100,11 +100,11 @@ def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: floa
         engine.submit(Submit(f"long {i}", "tiny", prompt, SamplingParams(1), b"%d" % i))
     for _ in range(3):
         engine.step()
-    engine.take_outputs()
+    engine.sequences.take_outputs()
     engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), b"other", priority=-8))
     for step in range(1, 100):
         engine.step()
-        if engine.take_outputs():
+        if engine.sequences.take_outputs():
             return step
     raise AssertionError("a hundred steps were not enough")
 
@@ -124,7 +124,7 @@ def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_goe
     usual, urgent = engine.scheduler.running
     before = usual.num_computed_tokens
     steps = 1
-    while not engine.take_outputs():
+    while not engine.sequences.take_outputs():
         engine.step()
         steps += 1
     assert urgent not in engine.scheduler.running

@@ -144,11 +144,11 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
                     engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.abort(str(i))  # the first of them: the others go on
+                engine.sequences.abort(str(i))  # the first of them: the others go on
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs

@@ -200,7 +200,7 @@ class Play:
             for model, engine in enumerate(self.engines):
                 if engine.has_work:
                     self._step(step, model)
-                for output in engine.take_outputs():
+                for output in engine.sequences.take_outputs():
                     self.heard[output.sequence_id].hear(output)
                 assert len(engine.scheduler.running) <= self.shape.max_num_seqs
                 engine.on_idle()
@@ -219,7 +219,7 @@ class Play:
                     engine.submit(as_submit(name, k, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.abort(str(i))
+                engine.sequences.abort(str(i))
                 assert engine.scheduler.pool.num_held <= held
 
     def _reserve(self, step: int) -> None:

@@ -243,14 +243,14 @@ def test_a_model_that_moves_or_wakes_again_goes_on_with_its_sequences(drafters: 
         first.submit(message)
     for _ in range(12):
         first.step()
-    for output in first.take_outputs() + first.hand_over_to(second):
+    for output in first.sequences.take_outputs() + first.hand_over_to(second):
         heard.setdefault(output.sequence_id, Heard()).hear(output)
     assert_drafted(first, at_least=0)
-    for open_one in second._sequences:
+    for open_one in second.sequences:
         assert open_one.token_ids[-1] >= 0
     while second.has_work:
         second.step()
-        for output in second.take_outputs():
+        for output in second.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).token_ids += output.token_ids
     expected = told_without(12)
     assert {name: one.token_ids for name, one in heard.items()} == {n: one.token_ids for n, one in expected.items()}
@@ -294,7 +294,7 @@ def test_a_prompt_that_another_host_computes_is_answered_with_drafts(
             if engine.has_work:
                 engine.step()
             engine.on_idle()
-        for output in decode.take_outputs():
+        for output in decode.sequences.take_outputs():
             heard.setdefault(output.sequence_id, Heard()).hear(output)
     expected = told_without(12)
     assert_same(heard, {name: expected[name] for name in heard})
@@ -334,7 +334,7 @@ def test_a_stop_string_among_drafts_ends_the_text_where_it_would_have(drafters: 
             engine.submit(message)
         while engine.has_work:
             engine.step()
-            for output in engine.take_outputs():
+            for output in engine.sequences.take_outputs():
                 if processors[output.sequence_id].finish_reason is None:
                     processors[output.sequence_id].push(output)
         engine.close()
@@ -353,7 +353,7 @@ def test_outputs_say_how_many_drafts_were_checked_and_right() -> None:
     drafted = accepted = 0
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             drafted, accepted = drafted + output.num_drafted, accepted + output.num_accepted
             assert output.num_accepted <= min(output.num_drafted, len(output.token_ids))
             assert len(output.token_ids) <= output.num_accepted + 1
@@ -387,7 +387,7 @@ def test_a_failed_step_leaves_nothing_of_its_sequences(depth: int) -> None:
     for _ in range(8):
         engine.step()
     engine.fail_all("engine_error", "as if the device had failed")
-    engine.take_outputs()
+    engine.sequences.take_outputs()
     assert isinstance(engine._speculation, Speculator)
     assert not engine._speculation._states
     assert_same(drain(engine, requests(12)), told_without(12))

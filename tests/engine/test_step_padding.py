@@ -96,7 +96,7 @@ def arriving(engine: Engine) -> dict[str, Heard]:
         engine.submit(submit(f"{i}", prompt, max_tokens=6 + i % 5, **more))
         for _ in range(2):
             engine.step()
-            for output in engine.take_outputs():
+            for output in engine.sequences.take_outputs():
                 heard.setdefault(output.sequence_id, Heard()).hear(output)
     return drain(engine, [], heard=heard)
 

@@ -122,7 +122,7 @@ def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | 
             assert engine.scheduler.pool.num_held == 0
         if engine.has_work:
             engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
         engine.on_idle()
         engine.scheduler.pool.assert_consistent()
@@ -133,9 +133,9 @@ def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | 
 
 
 def abort(engine: Engine, tiers: FakeTiers, name: str) -> None:
-    sequence = engine._sequences.get(name)
+    sequence = engine.sequences.get(name)
     held = engine.scheduler.pool.num_held
-    engine.abort(name)
+    engine.sequences.abort(name)
     assert engine.scheduler.pool.num_held <= held
     if sequence is not None:
         assert not sequence.tables
@@ -246,13 +246,13 @@ def test_others_go_on_while_blocks_are_on_their_way() -> None:
     prompt = PROMPT * 6
     one(engine, submit("a", prompt, max_tokens=1))
     engine.fail_all("engine_error", "the device has forgotten")
-    engine.take_outputs()
+    engine.sequences.take_outputs()
     engine.submit(submit("fetching", prompt, max_tokens=2))
     engine.submit(submit("other", [9, 9, 9], max_tokens=5))
     told = []
     while engine.has_work:
         engine.step()
-        told += [o.sequence_id for o in engine.take_outputs()]
+        told += [o.sequence_id for o in engine.sequences.take_outputs()]
     assert told == ["other"] * 5 + ["fetching"] * 2
 
 
@@ -286,11 +286,11 @@ def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
     awaiting = engine.scheduler.waiting.awaiting
     assert len(awaiting.admitted) == 1
     assert len(awaiting) == 2
-    engine.abort("fetcher")
+    engine.sequences.abort("fetcher")
     engine.step()
     (sequence,) = awaiting.admitted
     assert sequence.sequence_id == "behind"
-    engine.abort("behind")
+    engine.sequences.abort("behind")
     assert not engine.has_work
 
 

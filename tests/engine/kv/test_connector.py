@@ -41,7 +41,7 @@ def stuck_engine(clock: Clock, on_disk: int = 0) -> tuple[Engine, FakeTiers, Fak
     for block_hash in list(tiers.host)[len(tiers.host) - on_disk :]:
         tiers.disk[block_hash] = tiers.host.pop(block_hash)
     engine.fail_all("engine_error", "the device has forgotten")
-    engine.take_outputs()
+    engine.sequences.take_outputs()
     return engine, tiers, runner
 
 
@@ -49,7 +49,7 @@ def hear(engine: Engine, names: str) -> dict[str, Heard]:
     heard = {name: Heard() for name in names}
     while engine.has_work:
         assert engine.step(), "everybody can compute"
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert engine.scheduler.pool.num_held == 0
     return heard
@@ -121,7 +121,7 @@ def test_a_sequence_that_gave_up_asks_the_tiers_again_once_it_is_preempted() -> 
     assert [s.sequence_id for s in engine.scheduler.running] == ["a", "b"]
     assert not tiers.open
     engine.scheduler.pool.forget(engine.scheduler.running[0].tables[0].blocks)
-    engine.abort("a")
+    engine.sequences.abort("a")
     assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
     engine.step()
     assert len(tiers.open) == 1
@@ -151,7 +151,7 @@ def test_an_aborted_sequence_that_gave_up_is_forgotten() -> None:
     clock.now += TRANSFER_TIMEOUT_S
     list(engine.scheduler.waiting.take_admitted(clock.now))
     assert len(engine.scheduler._connector._gave_up) == 1
-    engine.abort("b")
+    engine.sequences.abort("b")
     assert not engine.scheduler._connector._gave_up
 
 
@@ -167,7 +167,7 @@ def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
     assert fetch.is_done
     tiers.host.clear()  # whose blocks have given way since they were copied
     engine.step()
-    assert {output.sequence_id for output in engine.take_outputs() if output.finish_reason} == {"hands over"}
+    assert {output.sequence_id for output in engine.sequences.take_outputs() if output.finish_reason} == {"hands over"}
     assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), "its twins went without a word to the tiers"
     engine.submit(submit("overwrites half of one", [500, 501], max_tokens=1))
     engine.step()

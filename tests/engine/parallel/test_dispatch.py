@@ -204,7 +204,7 @@ def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path) -> No
         assert tiers is not None
         spec = ModelSpec("tiny", str(tmp_path / "model"), kv_tokens=256)
         first = load_model(spec, host, memory, tiers=tiers)
-        first.engine._stats.rates.count = lambda *_: None  # type: ignore[method-assign]
+        first.engine.stats.rates.count = lambda *_: None  # type: ignore[method-assign]
         heard = drain(first.engine, [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts)])
         assert [heard[f"s{i}"].token_ids for i in range(2)] == expected
         settle(first.engine)

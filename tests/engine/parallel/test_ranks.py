@@ -378,7 +378,7 @@ def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path
         assert tiers is not None
         spec = ModelSpec("tiny", str(tmp_path / "model"), kv_tokens=256)
         first = load_model(spec, host, memory, tiers=tiers)
-        first.engine._stats.rates.count = lambda *_: None  # type: ignore[method-assign]
+        first.engine.stats.rates.count = lambda *_: None  # type: ignore[method-assign]
         assert one(first.engine, submit("a", prompt)).token_ids == expected.token_ids
         settle(first.engine)
         first.close()  # asleep: the device holds nothing of it

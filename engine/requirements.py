@@ -1,0 +1,106 @@
+"""What a sequence needs beside its turn and blocks: that these are still its own, its grammar, its adapter's slot, its images.
+
+Knows when each is asked for, and ends a sequence that cannot have what it needs; refuses to know steps and tokens.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.adapters.residency import AdapterResidency, AdapterStore
+from engine.awaited import Awaited, AwaitedTogether
+from engine.constraints import Grammars
+from engine.images.prompt import SequenceImage
+from engine.images.residency import ImageEncoder, ImageResidency
+from engine.kv.generations import stale
+from engine.open_sequences import OpenSequences
+from engine.plan import Chunk
+from engine.protocol import ModelInfo, Submit
+from engine.sequence import Sequence
+from engine.token_masks import TokenMasks
+
+if TYPE_CHECKING:
+    from engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+# Of images, between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
+_MOST_ENCODING_S = 0.2
+_MOST_PIECES = 4
+
+
+class Requirements:
+    def __init__(
+        self,
+        info: ModelInfo,
+        sequences: OpenSequences,
+        clock: Callable[[], float],
+        grammars: Grammars | None,
+        adapters: AdapterStore | None,
+        images: ImageEncoder | None,
+        with_torch: bool,
+    ) -> None:
+        """`clock`: the scheduler's; the rest as an engine's."""
+        self.token_masks = TokenMasks(info, grammars, sequences)
+        self.adapters = AdapterResidency(info.name, adapters)
+        self.images = None if images is None else ImageResidency(images)
+        self._model = info.name
+        self._sequences = sequences
+        self._clock = clock
+        self._with_torch = with_torch
+
+    def images_of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
+        """Return a sequence's images; None: one was not sent, and is not here."""
+        if not submit.images:
+            return ()
+        assert self.images is not None, "a model without an encoder refuses images"
+        return self.images.of(submit)
+
+    def awaited(self, sequence: Sequence) -> Awaited | None:
+        """Return what a sequence has to wait for before it can be admitted."""
+        grammar = self.token_masks.awaited(sequence, self._clock)
+        return AwaitedTogether.of(grammar, self.adapters.awaited(sequence, self._clock))
+
+    def computable(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
+        """Return the chunks of sequences that have what they need. Of the others, some wait for their images, and the rest end."""
+        chunks = self.token_masks.enforceable(self._drop_stale(chunks, scheduler))
+        chunks = self.adapters.computable(chunks, self._sequences)
+        return chunks if self.images is None else self.images.computable(chunks, scheduler.defer)
+
+    def encode_images(self, most_s: float) -> bool:
+        """Encode images that sequences wait for, for so long at most; end the sequences whose images cannot be had."""
+        if self.images is None:
+            return False
+        until = self._clock() + min(most_s, _MOST_ENCODING_S)
+        has_encoded, failures = self.images.encode(_MOST_PIECES, self._clock, until)
+        for sequence, code, message in failures:
+            self._sequences.fail(sequence, code, message)
+        return has_encoded
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back what an ended sequence has."""
+        self.adapters.release(sequence)
+        if self.images is not None:
+            self.images.release(sequence)
+
+    def release_all(self) -> None:
+        """Forget who has what: all sequences have ended."""
+        self.adapters.release_all()
+        if self.images is not None:
+            self.images.release_all()
+
+    def close(self) -> None:
+        self.token_masks.close()
+        self.adapters.close()
+        if self.images is not None:
+            self.images.close()
+
+    def _drop_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
+        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
+        sequences = [chunk.sequence for chunk in chunks]
+        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
+        for sequence in [sequences[i] for i in places]:
+            log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
+            message = "a block of the sequence's KV cache was handed to another one; send the request again"
+            self._sequences.fail(sequence, "engine_error", message)
+        return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
