@@ -254,9 +254,9 @@ FRESH = (
         "one request more waits than may",
     ),
     Mutant(
-        "runtime/functions/host/pool.py",
-        "            self._retire(isolate)\n            self.waiters.notify()\n            raise Fault",
-        "            self._retire(isolate)\n            raise Fault",
+        "runtime/functions/host/isolate_set.py",
+        "            self._retire(isolate)\n            self._waiters.notify()\n",
+        "            self._retire(isolate)\n",
         "whoever waits does not hear that an isolate could not be started",
     ),
     Mutant(

@@ -49,6 +49,8 @@ _TESTS = {
     "engine/rates.py": "engine/test_rates",
     "engine/open_sequences.py": "engine/test_engine engine/test_overlap engine/test_hand_over",
     "engine/publishing.py": "engine/test_engine engine/test_overlap engine/test_drafts engine/test_constrained_answers",
+    "engine/requirements.py": "engine/test_generations engine/test_awaited engine/test_adapters engine/test_images "
+    "engine/test_constrained_answers",
     "engine/runner.py": "engine/test_sampling engine/test_engine engine/test_invariance engine/test_penalties engine/test_decode_graphs",
     "engine/sampling.py": "engine/test_sampling engine/test_penalties engine/test_logits engine/test_invariance",
     "engine/scheduler.py": "engine/test_scheduler engine/test_engine engine/test_schedules engine/test_generations engine/test_overlap "
@@ -125,6 +127,8 @@ _TESTS = {
     "runtime/functions/host/confinement.py": "runtime/functions/host/test_confinement runtime/functions/host/test_isolation",
     "runtime/functions/host/egress.py": "runtime/functions/host/test_egress runtime/functions/host/test_hostile runtime/functions/host/test_isolates",
     "runtime/functions/manifest.py": "runtime/functions/test_manifest",
+    "runtime/functions/host/isolate_set.py": "runtime/functions/host/test_pool runtime/functions/host/test_isolates "
+    "runtime/functions/host/test_priority",
     "runtime/functions/host/pool.py": "runtime/functions/host/test_pool runtime/functions/host/test_isolates runtime/functions/host/test_priority",
     "runtime/functions/host/priority.py": "runtime/functions/host/test_priority",
     "runtime/functions/host/restarts.py": "runtime/functions/host/test_restarts",

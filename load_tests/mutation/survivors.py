@@ -173,15 +173,9 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/functions/host/isolate_handle.py",
-        "            self._done(ids)\n            raise await self.exit_fault()",
-        "            raise await self.exit_fault()",
-        "requests of an isolate that died stay open for ever",
-    ),
-    Mutant(
-        "runtime/functions/host/isolate_handle.py",
-        '            self._done(ids)\n            raise Fault(f"the function has not answered',
-        '            raise Fault(f"the function has not answered',
-        "requests that ran out of wall time stay open for ever",
+        "                request.callback(self._done, id)\n",
+        "",
+        "requests of an isolate that died, or that ran out of wall time, stay open for ever",
     ),
     Mutant(
         "runtime/functions/host/isolate_watch.py",

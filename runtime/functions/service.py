@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtime.connection import json_response, read_json
+from runtime.functions.host.pool import FunctionPool
 from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
@@ -79,13 +80,21 @@ class FunctionsService:
 
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
-        states = (
-            FunctionStatus(
-                name, len(pool.isolates), pool.load, pool.num_started, pool.sockets, pool.num_asked, pool.num_failed
-            )
-            for name, pool in sorted(pools.items())
-        )
-        return FunctionsStatus(isolation.tier, isolation.why_not_more, tuple(states))
+        states = tuple(_state(name, pool) for name, pool in sorted(pools.items()))
+        return FunctionsStatus(isolation.tier, isolation.why_not_more, states)
+
+
+def _state(name: str, pool: FunctionPool) -> FunctionStatus:
+    isolates = pool.isolates
+    return FunctionStatus(
+        name,
+        len(isolates.living),
+        isolates.load,
+        isolates.num_started,
+        isolates.sockets,
+        pool.num_asked,
+        pool.num_failed,
+    )
 
 
 def state_dir_of(site: SiteConfig) -> Path:

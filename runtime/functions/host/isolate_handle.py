@@ -24,6 +24,8 @@ from runtime.functions.host.socket_broker import SocketBroker
 from runtime.functions.host.subrequests import SubrequestHandler, Subrequests
 from runtime.functions.host.zygote_client import FunctionZygote
 
+LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+
 
 class IsolateHandle:
     def __init__(
@@ -76,6 +78,10 @@ class IsolateHandle:
     @property
     def is_usable(self) -> bool:
         return self._channel is not None and not self._channel.closed.is_set() and self._ending is None
+
+    @property
+    def lags(self) -> bool:
+        return self.watcher.probe.silent_s() > LAG_S
 
     @property
     def has_answered(self) -> bool:

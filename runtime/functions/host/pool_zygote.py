@@ -25,7 +25,6 @@ class PoolContext:
     tier: int
     uid: int | None
     scratch: Path
-    notify: Callable[[], None]  # wakes the watch
 
 
 class PoolZygote:

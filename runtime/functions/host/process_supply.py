@@ -66,15 +66,13 @@ class ProcessSupply:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...], notify: Callable[[], None]) -> Provision:
+    def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
         """`layers`: directories with a function's packages; without them, what it asks for is installed. Raises ManifestError."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
         other = None if layers or is_contained else self._interpreters.wanted_by(pool, manifest.directory)
-        context = PoolContext(
-            other or self._zygotes, self.isolation.tier, new_uid(), self._state_dir / "scratch", notify
-        )
+        context = PoolContext(other or self._zygotes, self.isolation.tier, new_uid(), self._state_dir / "scratch")
         install = partial(self._install, pool, requirements, other) if requirements or other else None
 
         def use() -> None:

@@ -122,7 +122,7 @@ class SiteFunctions:
         function that the manifest names, which has queues and clock once it is made `live`. `layers`: directories with its packages; without them,
         what it asks for is installed. Raises ManifestError."""
         served = name or manifest.name
-        provision = self._supply.provide(served, manifest, layers, self._requested.set)
+        provision = self._supply.provide(served, manifest, layers)
         pool = FunctionPool(
             manifest,
             self.limits,
@@ -183,6 +183,7 @@ class SiteFunctions:
             sentence = f"this site has no function named {function[:64]!r}; it has {known}"
             raise Failure(sentence, code="not_found", status=404)
         is_pinned = isinstance(event, frames.FetchEvent | frames.RpcEvent) and "object" in event.options
+        self._requested.set()
         with self.trace(pool.manifest.name, TRIGGERS[type(event)]):
             return await pool.ask(event, body, is_pinned=is_pinned, is_socket=is_socket)
 
@@ -242,7 +243,7 @@ class SiteFunctions:
         while True:
             is_busy = False
             for pool in tuple(self.pools.values()):
-                is_busy = pool.watch() or is_busy
+                is_busy = pool.isolates.watch() or is_busy
                 self._tell_cpu(pool)
             self._zygote_budget.trim(self.pools.values())
             if not is_busy:
@@ -253,15 +254,15 @@ class SiteFunctions:
             await asyncio.sleep(WATCH_S)
 
     def _tell_cpu(self, pool: FunctionPool) -> None:
-        if spent_s := pool.spent_cpu_s():
+        if spent_s := pool.isolates.spent_cpu_s():
             self._on_cpu(pool.manifest.name, spent_s)
 
     async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + pool.limits.wall_s
+        ends_at = loop.time() + pool.factory.limits.wall_s
         try:
-            while any(isolate.load or isolate.work.background for isolate in pool.isolates) and loop.time() < ends_at:
-                pool.watch()
+            while pool.isolates.is_at_work and loop.time() < ends_at:
+                pool.isolates.watch()
                 await asyncio.sleep(WATCH_S)
         finally:
             await pool.close()

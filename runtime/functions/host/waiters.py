@@ -3,17 +3,21 @@
 import asyncio
 
 from runtime.functions.channel import Failure
+from runtime.functions.host.faults import Fault
 
 
 class Waiters:
     def __init__(self, function: str, most: int) -> None:
         self.count = 0
+        self.is_closed = False
         self._function = function
         self._most = most
         self._freed = asyncio.Event()
 
     async def wait(self, most_s: float | None = None) -> None:
-        """Wait until something has changed, or for so long. Raises Failure where as many wait already as may."""
+        """Wait until something has changed, or for so long. Raises Failure where as many wait already as may, and Fault once it is closed."""
+        if self.is_closed:
+            raise Fault(f"the function {self._function!r} is being replaced", code="closing")
         if self.count >= self._most:
             raise Failure(f"all isolates of {self._function!r} are busy", code="overloaded", status=503)
         self.count += 1
@@ -25,6 +29,10 @@ class Waiters:
             return
         finally:
             self.count -= 1
+
+    def close(self) -> None:
+        """Let nobody begin to wait."""
+        self.is_closed = True
 
     def notify(self) -> None:
         self._freed.set()

@@ -43,7 +43,7 @@ class ZygoteBudget:
 
     def end_longest_asleep(self, pools: Iterable[FunctionPool]) -> None:
         """End zygotes until those left take no more than the budget."""
-        zygotes = (pool.zygote for pool in pools)
+        zygotes = (pool.factory.zygote for pool in pools)
         asleep = [
             (zygote.asleep_since, COPIED_MIB if zygote.asleep_mib is None else zygote.asleep_mib, zygote)
             for zygote in zygotes

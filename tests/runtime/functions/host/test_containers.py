@@ -159,7 +159,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 def _container_of(served: Served, name: str = "f") -> int:
     """Its first process."""
-    zygote = served.functions.pools[name].zygote.current
+    zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
     return zygote._child.pid
 

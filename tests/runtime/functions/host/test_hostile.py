@@ -71,7 +71,7 @@ async def beside_a_good_one(served: Served, source: str, **limits: Any) -> Async
         neighbour.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await neighbour
-    assert served.functions.pools["good"].num_started == 1
+    assert served.functions.pools["good"].isolates.num_started == 1
 
 
 async def fault_of(served: Served, **options: Any) -> Fault:
@@ -179,7 +179,7 @@ async def test_a_function_that_prints_a_gigabyte_waits_for_its_own_log(sites: Si
     source = hostile("while True:\n    print('x' * 1000)")
     async with beside_a_good_one(sites[tier], source, blocked_s=0.2) as served:
         fault = await fault_of(served)
-        assert len(served.functions.pools["bad"].isolates) == 0
+        assert len(served.functions.pools["bad"].isolates.living) == 0
     assert fault.code == "blocked"
     assert "in fetch" in fault.detail
 
@@ -393,7 +393,7 @@ async def test_a_manifest_lowers_the_sites_cpu_time_and_does_not_raise_it(sites:
     served = sites[2]
     for name, wanted, given in (("low", 50, 50), ("high", 300_000, 3000)):
         served.add(GOOD, name, manifest=f"[limits]\ncpu_ms = {wanted}", limits={"cpu_ms": 3000})
-        assert served.functions.pools[name].limits.cpu_ms == given
+        assert served.functions.pools[name].factory.limits.cpu_ms == given
 
 
 async def test_what_a_function_prints_or_raises_moves_no_terminal(sites: Sites) -> None:
@@ -416,4 +416,4 @@ async def test_a_busy_function_gets_a_second_isolate_and_no_more_than_allowed(si
     served = sites[2]
     served.add(source, "bad", limits={"concurrency": 2, "max_isolates": 2})
     assert len(set(await asyncio.gather(*(served.get(name="bad") for _ in range(8))))) == 2
-    assert served.functions.pools["bad"].num_started == 2
+    assert served.functions.pools["bad"].isolates.num_started == 2

@@ -8,7 +8,6 @@ import pytest
 from runtime.functions.channel import Failure
 from runtime.functions.host import restarts, zygote_budget
 from runtime.functions.host.faults import Fault
-from runtime.functions.host.pool import lags
 from runtime.functions.host.priority import OWN_NICE, YIELD_NICE
 from runtime.functions.host.restarts import FIRST_PAUSE_S, FREE
 from tests.asgi import eventually
@@ -27,7 +26,7 @@ async def test_a_function_answers(served: Served) -> None:
     )
     assert await served.get("/x?y=1") == b"hello from http://host/x?y=1"
     assert await asyncio.gather(*(served.get(f"/{i}") for i in range(20)))
-    assert served.functions.pools["f"].num_started == 1
+    assert served.functions.pools["f"].isolates.num_started == 1
 
 
 async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
@@ -40,8 +39,8 @@ async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_ther
             await eventually(served.functions._zygote_budget._unprepared.empty)
             await asyncio.sleep(0.05)
             pool = served.functions.pools["f"]
-            assert (pool.zygote.current is not None) == (zygotes_mib > 0)
-            assert pool.num_started == 0
+            assert (pool.factory.zygote.current is not None) == (zygotes_mib > 0)
+            assert pool.isolates.num_started == 0
 
 
 async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_its_session_and_cannot_leave_it(
@@ -62,7 +61,7 @@ async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_
         """
     )
     assert await served.get("/") == b"stays"
-    child = served.functions.pools["f"].isolates[0].process.child
+    child = served.functions.pools["f"].isolates.living[0].process.child
     assert child is not None
     assert os.getsid(child.pid) == os.getsid(0)
     assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal is the site's alone
@@ -109,10 +108,10 @@ async def test_the_copies_of_an_isolate_that_computes_for_long_give_way_from_the
         assert int(await served.get()) == OWN_NICE
         long = asyncio.create_task(served.get("/long"))
         pool = served.functions.pools["f"]
-        await eventually(lambda: any(isolate.process.is_deprioritized for isolate in pool.isolates))
-        await eventually(lambda: lags(pool.isolates[0]))
+        await eventually(lambda: any(isolate.process.is_deprioritized for isolate in pool.isolates.living))
+        await eventually(lambda: pool.isolates.living[0].lags)
         answers = [int(await served.get()) for _ in range(2)]  # the first may be given before its birth is known here
-        assert pool.num_started == 2
+        assert pool.isolates.num_started == 2
         assert answers[-1] == min(19, OWN_NICE + YIELD_NICE)
         long.cancel()
         await asyncio.wait({long})
@@ -148,7 +147,7 @@ async def test_isolates_that_die_one_after_the_other_are_replaced_ever_more_slow
 
 
 def pause_s(served: Served) -> float:
-    return served.functions.pools["f"].restarts.pause_s(asyncio.get_running_loop().time())
+    return served.functions.pools["f"].isolates.restarts.pause_s(asyncio.get_running_loop().time())
 
 
 async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come_again(
@@ -171,7 +170,7 @@ async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come
     with pytest.raises(Failure, match="the next one starts in 4 s") as refused:
         await served.get()
     assert (refused.value.status, refused.value.retry_after_s) == (503, 4)
-    assert served.functions.pools["f"].num_started == 1
+    assert served.functions.pools["f"].isolates.num_started == 1
 
 
 async def test_a_module_that_cannot_be_imported_is_tried_ever_more_rarely_and_its_callers_told_at_once(
@@ -185,7 +184,7 @@ async def test_a_module_that_cannot_be_imported_is_tried_ever_more_rarely_and_it
         with pytest.raises(Fault, match="No module named 'not_there'") as failed:
             await served.get()
         assert 'entry.py", line 1' in failed.value.detail
-    assert pool.num_started == FREE
+    assert pool.isolates.num_started == FREE
 
 
 async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(

@@ -65,11 +65,11 @@ async def outcomes(served: Served, query: str) -> list[str]:
     for name in ("bad", "waiting"):
         served.add(inspect.getsource(attacks), name)
     waiting = served.functions.pools["waiting"]
-    waiting._factory.limits = replace(waiting.limits, blocked_s=0.3)  # for those who wait and do not compute
+    waiting.factory.limits = replace(waiting.factory.limits, blocked_s=0.3)  # for those who wait and do not compute
     for name in ("good", "victim"):
         served.add(GOOD, name)
         await served.get(name=name)
-    victim = served.functions.pools["victim"].isolates[0]
+    victim = served.functions.pools["victim"].isolates.living[0]
     assert victim.process.child is not None
     asking = asyncio.create_task(keep_asking(served))
     found = []
@@ -82,7 +82,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    assert [served.functions.pools[name].num_started for name in ("good", "victim")] == [1, 1]
+    assert [served.functions.pools[name].isolates.num_started for name in ("good", "victim")] == [1, 1]
     return found
 
 
@@ -112,7 +112,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
         headers = dict(response.headers)
         if response.stream is None and "x-spin" not in headers:
             return "**not stopped**"
-        isolate = pool.isolates[0]
+        isolate = pool.isolates.living[0]
         if response.stream is not None and "x-leave" not in headers:
             async for _ in response.stream:
                 pass

@@ -140,12 +140,14 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
         served.add(USES, requirements_dot_txt="greeter\n")
         await served.get()
         pool = served.functions.pools["f"]
-        await asyncio.wait_for(_until(lambda: not pool.isolates and pool.zygote.asleep_mib is not None), 10)
-        assert pool.zygote.asleep_mib is not None
-        assert pool.zygote.asleep_mib > 0
+        await asyncio.wait_for(
+            _until(lambda: not pool.isolates.living and pool.factory.zygote.asleep_mib is not None), 10
+        )
+        assert pool.factory.zygote.asleep_mib is not None
+        assert pool.factory.zygote.asleep_mib > 0
         served.functions._zygote_budget._mib = 0
         served.functions._zygote_budget.end_longest_asleep(served.functions.pools.values())
-        assert pool.zygote.asleep_mib is None
+        assert pool.factory.zygote.asleep_mib is None
         assert await served.get() == b"hello from a wheel v1"
 
 

@@ -68,7 +68,7 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
     async with asyncio.timeout(LIMIT_S):
         answers = await asyncio.gather(*asking, return_exceptions=True)
     assert [isinstance(answer, Fault) and answer.code for answer in answers] == ["no_isolate"] * 3
-    zygote = served.functions.pools["f"].zygote.current
+    zygote = served.functions.pools["f"].factory.zygote.current
     assert zygote is not None
     await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # nor is a process left
 

@@ -97,14 +97,14 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
         pool = served.functions.pools["f"]
         yielding = min(19, own + YIELD_NICE)
         while (
-            not pool.isolates
-            or pool.isolates[0].process.child is None
-            or _nice(pool.isolates[0].process.child.pid) != yielding
+            not pool.isolates.living
+            or pool.isolates.living[0].process.child is None
+            or _nice(pool.isolates.living[0].process.child.pid) != yielding
         ):
             assert not computing.done()
             await asyncio.sleep(0.005)
         await computing
-        child = pool.isolates[0].process.child
+        child = pool.isolates.living[0].process.child
         async with asyncio.timeout(20):
             while _scheduled(child.pid) != (first, PROMPT_SLICE_NS):
                 await served.get("/")

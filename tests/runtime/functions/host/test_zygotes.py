@@ -47,7 +47,7 @@ def add(served: Served, package: str) -> None:
 
 
 def zygote_pid(served: Served) -> int:
-    zygote = served.functions.pools["bad"].zygote.current
+    zygote = served.functions.pools["bad"].factory.zygote.current
     return 0 if zygote is None else zygote._child.pid
 
 
@@ -64,7 +64,7 @@ async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -
     assert await served.get(name="bad") == str(["PermissionError"] * len(attempts)).encode()
     known = {
         isolate.process.child.pid
-        for isolate in served.functions.pools["bad"].isolates
+        for isolate in served.functions.pools["bad"].isolates.living
         if isolate.process.child is not None
     }
     assert descendants(zygote_pid(served)) == known
@@ -164,10 +164,12 @@ threading.Thread(target=forge, daemon=True).start()
         pool = served.functions.pools["bad"]
         await eventually(
             lambda: bool(
-                pool.isolates and pool.isolates[0].process.child is not None and pool.isolates[0].process.child.pid > 0
+                pool.isolates.living
+                and pool.isolates.living[0].process.child is not None
+                and pool.isolates.living[0].process.child.pid > 0
             )
         )
-        isolate = pool.isolates[0].process.child
+        isolate = pool.isolates.living[0].process.child
         assert isolate is not None
         fault = await asking
         assert FORGED in fault.message

@@ -106,7 +106,7 @@ return Response(f"{first} {plain()} {len(ran)} {others}")
     found = await asyncio.gather(*(served.get(f"/{n}") for n in range(12)))
     assert found == [f"{n} {n} 10 [0, 1, 2, 3, 4]".encode() for n in range(12)]
     assert await served.get("/again") == b"again again 10 [0, 1, 2, 3, 4]"
-    assert served.functions.pools["f"].restarts.pause_s(0) == 0
+    assert served.functions.pools["f"].isolates.restarts.pause_s(0) == 0
 
 
 async def test_a_bindings_failure_is_a_js_exception(served: Served) -> None:

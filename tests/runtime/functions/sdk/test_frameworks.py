@@ -187,7 +187,7 @@ async def test_starlettes_generator_ends_when_its_reader_leaves(served: Served) 
 async def test_what_starlette_raises_reaches_the_author_with_its_line(served: Served) -> None:
     add(served, STARLETTE)
     assert (await served.ask("/boom")).status == 500  # its own answer, and the reason in the function's log
-    printed = served.functions.pools["f"].isolates[0].log.lines
+    printed = served.functions.pools["f"].isolates.living[0].log.lines
     await eventually(lambda: any("inside starlette" in line for line in printed))
     assert any("in boom" in line for line in printed)
     answer = await served.ask("/late")
@@ -234,9 +234,9 @@ async def test_a_busy_framework_gets_copies_and_goes_back_to_none(make_served: S
         add(served, STARLETTE)
         pool = served.functions.pools["f"]
         answers = [await served.ask("/events") for _ in range(9)]
-        assert len(pool.isolates) == 3
+        assert len(pool.isolates.living) == 3
         for answer in answers:
             assert answer.stream is not None
             await answer.stream.aclose()  # type: ignore[attr-defined]
-        await eventually(lambda: not pool.isolates)
+        await eventually(lambda: not pool.isolates.living)
         assert json.loads(await served.get("/what"))[0] == ["started"]  # a new one

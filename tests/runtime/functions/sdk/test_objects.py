@@ -399,7 +399,9 @@ async def test_an_alarm_that_was_due_while_the_site_was_down_rings_after_its_sta
         await ask(served, "/later?ms=300")
     await asyncio.sleep(0.4)
     async with site(ALARMS) as served:
-        await eventually(lambda: served.functions.pools["f"].num_started == 1)  # nobody but the alarm has asked for it
+        await eventually(
+            lambda: served.functions.pools["f"].isolates.num_started == 1
+        )  # nobody but the alarm has asked for it
         assert len(await rings(served, 1)) == 1
 
 
@@ -420,7 +422,9 @@ async def test_an_alarm_rings_although_its_object_died_before_it_had_committed(s
         await ask(served, "/later?ms=600")
         with pytest.raises(Fault):
             await served.get("/dies")
-        await eventually(lambda: served.functions.pools["f"].num_started == 2)  # nobody but the alarm has asked for it
+        await eventually(
+            lambda: served.functions.pools["f"].isolates.num_started == 2
+        )  # nobody but the alarm has asked for it
         assert len(await rings(served, 1)) == 1
         assert await ask(served, "/left") is None
 

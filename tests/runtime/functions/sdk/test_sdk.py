@@ -284,7 +284,7 @@ class Default(WorkerEntrypoint):
     await response.stream.aclose()  # type: ignore[attr-defined]
     await asyncio.sleep(0.1)
     assert json.loads(await served.get("/seen")) == ["closed"]
-    assert served.functions.pools["f"].isolates[0].load == 0
+    assert served.functions.pools["f"].isolates.living[0].load == 0
 
 
 async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_another(make_served) -> None:  # type: ignore[no-untyped-def]
@@ -292,9 +292,9 @@ async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_anothe
         served.add(default("return Response('x')"))
         assert await served.get() == b"x"
         await asyncio.sleep(1.0)
-        assert served.functions.pools["f"].isolates == []
+        assert served.functions.pools["f"].isolates.living == []
         assert await served.get() == b"x"
-        assert served.functions.pools["f"].num_started == 2
+        assert served.functions.pools["f"].isolates.num_started == 2
 
 
 async def test_a_header_that_is_missing_is_none_and_a_default_is_taken(served: Served) -> None:
