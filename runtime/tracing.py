@@ -7,7 +7,7 @@ span has anything of a prompt or an answer. Refuses to know how spans are sent (
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -15,10 +15,11 @@ from dialects.requests import Conversation, ValidGeneration
 from runtime.connection import header
 from sites.config import ConfigError, TelemetryConfig
 from wire.tracing import CURRENT, PARENT_HEADERS, Spans
-from wire.usage import ResourceUse
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+    from runtime.generation import Generation
 
 TRACED = ("/ai/", "/v1/", "/client/", "/fn/")
 
@@ -89,20 +90,6 @@ class RequestSpan:
             self._spans.fail(self._span, str(status))
 
 
-class TracedGeneration(Protocol):
-    @property
-    def resource_use(self) -> ResourceUse: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-    @property
-    def first_output_ns(self) -> int:
-        """When the first token came; 0: none has."""
-
-    @property
-    def queue_us(self) -> int:
-        """For which the engine let it wait before its first step."""
-
-
 class GenerationSpan:
     """A generation's phases: admission until the engine has it, queue until its first step, prefill until its first token, decode."""
 
@@ -110,9 +97,9 @@ class GenerationSpan:
         self._spans, self._span = spans, span
         self._began_ns = time.time_ns()
         self._submitted_ns = 0
-        self._generation: TracedGeneration | None = None
+        self._generation: Generation | None = None
 
-    def follow(self, generation: TracedGeneration) -> None:
+    def follow(self, generation: "Generation") -> None:
         """The engine has it."""
         self._submitted_ns, self._generation = time.time_ns(), generation
 
@@ -131,7 +118,7 @@ class GenerationSpan:
                 self._phase("decode", first_ns, now_ns)
         self._span.end(now_ns)
 
-    def _tell(self, generation: TracedGeneration) -> None:
+    def _tell(self, generation: "Generation") -> None:
         use, span = generation.resource_use, self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)

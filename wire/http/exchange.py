@@ -8,9 +8,12 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, MutableMapping
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wire.http.request import RequestHead
+
+if TYPE_CHECKING:
+    from wire.http.connection import HttpConnection
 
 HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read
 
@@ -20,34 +23,8 @@ Pairs = Iterable[tuple[bytes, bytes]]
 log = logging.getLogger(__name__)
 
 
-class ServerState(Protocol):
-    """What an exchange asks of the server."""
-
-    date: bytes  # the header's whole line
-    is_stopping: bool
-
-
-class ExchangeConnection(Protocol):
-    """What an exchange asks of its connection."""
-
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    is_full: bool  # what waits for the client has reached the buffer's size
-
-    @property
-    def server(self) -> ServerState: ...
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def finished(self, exchange: "HttpExchange") -> None: ...
-
-    def abort(self) -> None: ...
-
-
 class HttpExchange:
-    def __init__(self, connection: ExchangeConnection, head: RequestHead, around: dict[str, Any]) -> None:
+    def __init__(self, connection: "HttpConnection", head: RequestHead, around: dict[str, Any]) -> None:
         """`around`: what a scope tells of the connection."""
         self.scope = head.scope(around)
         self.task: asyncio.Task[None] | None = None

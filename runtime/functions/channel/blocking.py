@@ -7,32 +7,27 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtime.functions.channel.failure import ChannelClosed
 from runtime.functions.channel.streams import WINDOW_BYTES
 
-
-class BlockingReceiver(Protocol):
-    """The channel, as its socket's data comes to it."""
-
-    why_closed: str
-
-    def data_received(self, data: bytes) -> None: ...
+if TYPE_CHECKING:
+    from runtime.functions.channel.connection import Channel
 
 
 class BlockingExchange:
-    def __init__(self, sock: socket.socket, transport: asyncio.Transport, receiver: BlockingReceiver) -> None:
+    def __init__(self, sock: socket.socket, transport: asyncio.Transport, channel: "Channel") -> None:
         self._socket = sock
         self._transport = transport
-        self._receiver = receiver
+        self._channel = channel
 
     def exchange_until(self, is_done: Callable[[], bool]) -> None:
         """Send and receive until it is done: asyncio's own transport keeps what it has yet to send, and sends it first. Raises ChannelClosed."""
         transport, poll = self._transport, select.poll()
         while not is_done():
             if transport.is_closing():
-                raise ChannelClosed(self._receiver.why_closed or "the connection to the other process is closed")
+                raise ChannelClosed(self._channel.why_closed or "the connection to the other process is closed")
             is_waiting = transport.get_write_buffer_size() > 0
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if is_waiting else 0))
             events = poll.poll()[0][1]
@@ -50,4 +45,4 @@ class BlockingExchange:
             raise ChannelClosed(f"the connection to the other process broke: {error}") from None
         if not data:
             raise ChannelClosed("the other process closed the connection")
-        self._receiver.data_received(data)
+        self._channel.data_received(data)

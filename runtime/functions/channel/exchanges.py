@@ -6,12 +6,15 @@ FrameError, which ends the whole channel. Knows frames; refuses to know sockets 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.functions.channel import frames
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
 from runtime.functions.channel.frames import AnyFrame, Fail, FrameError, More, Reply, StreamChunk, StreamEnd
-from runtime.functions.channel.streams import Credit, Inbound, Writer, close, feed
+from runtime.functions.channel.streams import Credit, Inbound, close, feed
+
+if TYPE_CHECKING:
+    from runtime.functions.channel.connection import Channel
 
 
 class StreamingReply(NamedTuple):
@@ -32,23 +35,10 @@ Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
 """Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
 
 
-class ExchangeChannel(Writer, Protocol):
-    """What an exchange asks of its channel."""
-
-    def encode(self, frame: AnyFrame) -> bytes: ...
-
-    def write_bytes(self, data: bytes) -> None:
-        """Write an encoded frame."""
-
-    def forget(self, id: int) -> bool:
-        """Drop a finished exchange. False: it was dropped before."""
-        ...
-
-
 class OutgoingExchange:
     """An exchange that this side began."""
 
-    def __init__(self, channel: ExchangeChannel, id: int) -> None:
+    def __init__(self, channel: "Channel", id: int) -> None:
         self._channel = channel
         self.id = id
         self.result: asyncio.Future[ExchangeResult] = asyncio.get_running_loop().create_future()
@@ -108,7 +98,7 @@ class OutgoingExchange:
 class IncomingExchange:
     """An exchange begun by the other side, and the task that answers it."""
 
-    def __init__(self, channel: ExchangeChannel, frame: frames.Request, answer: Handler) -> None:
+    def __init__(self, channel: "Channel", frame: frames.Request, answer: Handler) -> None:
         self._channel = channel
         self._id = frame.id
         streamed = getattr(frame, "streamed", False)

@@ -8,30 +8,23 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
-from runtime.functions.channel.frames import AnyFrame, FrameError, More, StreamChunk, StreamEnd
+from runtime.functions.channel.frames import FrameError, More, StreamChunk, StreamEnd
+
+if TYPE_CHECKING:
+    from runtime.functions.channel.connection import Channel
 
 WINDOW_BYTES = 256 << 10  # of one stream on its way
 CHUNK_BYTES = 64 << 10
 
 
-class Writer(Protocol):
-    """What a stream asks of its channel."""
-
-    room: asyncio.Event  # set while the socket takes more
-
-    def write(self, frame: AnyFrame) -> None: ...
-
-    def describe(self, error: BaseException, /) -> Failure: ...
-
-
 class Inbound:
     """A stream that arrives: an asynchronous iterator over its bytes, at most a window of them waiting here."""
 
-    def __init__(self, writer: Writer, id: int, on_cancel: Callable[[], None]) -> None:
-        self._writer = writer
+    def __init__(self, channel: "Channel", id: int, on_cancel: Callable[[], None]) -> None:
+        self._channel = channel
         self._id = id
         self._on_cancel = on_cancel
         self._chunks: deque[bytes] = deque()
@@ -59,7 +52,7 @@ class Inbound:
         self._taken += len(chunk)
         if self._taken >= WINDOW_BYTES // 2 and not self._is_ended:
             self._held -= self._taken
-            self._writer.write(More(self._id, self._taken))
+            self._channel.write(More(self._id, self._taken))
             self._taken = 0
         return chunk
 
@@ -130,20 +123,20 @@ class Credit:
             self._waiter.set_result(None)
 
 
-async def feed(writer: Writer, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
+async def feed(channel: "Channel", id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
     """Send a stream as the reader gives credit. What the stream raises ends it at the other side, too, with `fail`."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):
                 piece = data[start : start + CHUNK_BYTES]
                 await credit.take(len(piece))
-                await writer.room.wait()
-                writer.write(StreamChunk(id, bytes(piece)))
-        writer.write(StreamEnd(id))
+                await channel.room.wait()
+                channel.write(StreamChunk(id, bytes(piece)))
+        channel.write(StreamEnd(id))
     except ChannelClosed:
         return
     except Exception as error:
-        writer.write(fail_frame(id, writer.describe(error)))
+        channel.write(fail_frame(id, channel.describe(error)))
     finally:
         await close(body)
 

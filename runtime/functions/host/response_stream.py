@@ -2,29 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtime.functions.channel import ChannelClosed, Failure, Inbound
 from runtime.functions.host.faults import Fault, fault_of
-from runtime.functions.host.limits import FunctionLimits
+
+if TYPE_CHECKING:
+    from runtime.functions.host.isolate_handle import IsolateHandle
 
 BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
 
 
-class StreamOwner(Protocol):
-    """The isolate that sends it."""
-
-    limits: FunctionLimits
-
-    async def exit_fault(self) -> Fault: ...
-
-    async def sent_chunk(self, size: int) -> None: ...
-
-    def stream_failed(self, fault: Fault) -> None: ...
-
-
 class ResponseStream:
-    def __init__(self, isolate: StreamOwner, body: Inbound, ends_at: float | None, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, isolate: "IsolateHandle", body: Inbound, ends_at: float | None, on_end: Callable[[], None]
+    ) -> None:
         """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._isolate = isolate
         self._body = body
