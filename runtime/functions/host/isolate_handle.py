@@ -87,18 +87,6 @@ class IsolateHandle:
     def has_answered(self) -> bool:
         return self.process.history.num_answers > 0
 
-    @property
-    def load(self) -> int:
-        return self.work.load
-
-    @property
-    def sockets(self) -> int:
-        return self.work.sockets
-
-    @property
-    def log(self) -> FunctionLog:
-        return self.process.log
-
     async def ask(
         self,
         event: frames.FunctionEvent,

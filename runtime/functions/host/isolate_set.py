@@ -43,15 +43,15 @@ class IsolateSet:
 
     @property
     def load(self) -> int:
-        return sum(isolate.load for isolate in self.living)
+        return sum(isolate.work.load for isolate in self.living)
 
     @property
     def sockets(self) -> int:
-        return sum(isolate.sockets for isolate in self.living)
+        return sum(isolate.work.sockets for isolate in self.living)
 
     @property
     def is_at_work(self) -> bool:
-        return any(isolate.load or isolate.work.background for isolate in self.living)
+        return any(isolate.work.load or isolate.work.background for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
         """Start an isolate. None: the next one was not due, and has been waited for. Raises Fault, and Failure where it would be due too late."""
@@ -84,14 +84,14 @@ class IsolateSet:
         if why := self._factory.zygote.watch(is_asleep=not self.living):
             self._end_zygote(why)
         for isolate in tuple(self.living):
-            if isolate.load or isolate.work.background or not isolate.is_ready:
+            if isolate.work.load or isolate.work.background or not isolate.is_ready:
                 is_busy = True
                 isolate.watch()
             elif isolate.is_retiring or (
-                not isolate.sockets and now - isolate.work.idle_since > self._factory.limits.idle_s
+                not isolate.work.sockets and now - isolate.work.idle_since > self._factory.limits.idle_s
             ):
                 self._retire(isolate)
-            elif isolate.sockets:
+            elif isolate.work.sockets:
                 isolate.watch()
             else:
                 isolate.watch_idle()
@@ -104,7 +104,7 @@ class IsolateSet:
         if fault.code == "import_failed":
             self._not_imported = fault
             self._taint(isolate)
-        elif fault.name == "MemoryError" and not isolate.sockets and not isolate.work.has_objects:
+        elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
             self._taint(isolate)  # whatever it was doing, a part of it may be missing
 
     def spent_cpu_s(self) -> float:

@@ -60,7 +60,7 @@ class FunctionPool:
         self.num_asked += 1
         await self._packages.install()
         isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
-        if is_socket and isolate.sockets >= self.factory.limits.sockets:
+        if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
             sentence = f"{self.manifest.name!r} has as many WebSockets open as it may"
             raise Failure(sentence, code="overloaded", status=503)
         isolate.work.has_objects = isolate.work.has_objects or is_pinned
@@ -91,12 +91,12 @@ class FunctionPool:
         limits = self.factory.limits
         while True:
             usable = self.isolates.usable
-            open_ones = [isolate for isolate in usable if isolate.load < limits.concurrency]
+            open_ones = [isolate for isolate in usable if isolate.work.load < limits.concurrency]
             may_start = len(usable) < limits.max_isolates and not self.waiters.is_closed
-            best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.load), default=None)
+            best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.load), default=None)
             if is_socket and open_ones:  # which stay for long: they are spread
-                best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.sockets, isolate.load))
-                may_start = may_start and (best.sockets >= limits.sockets or best.lags)
+                best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.sockets, isolate.work.load))
+                may_start = may_start and (best.work.sockets >= limits.sockets or best.lags)
                 best = best if not may_start else None
             if may_start and (best is None or best.lags):
                 if (started := await self.isolates.start()) is not None:

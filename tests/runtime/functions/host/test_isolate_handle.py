@@ -112,12 +112,12 @@ async def test_an_isolate_without_a_request_may_not_compute_for_ever(
 async def test_requests_of_an_isolate_that_dies_are_open_no_longer(made: Made) -> None:
     asking = asyncio.ensure_future(made.ask())
     await made.asked.wait()
-    assert made.isolate.load == 1
+    assert made.isolate.work.load == 1
     made.child.died.set_result(None)
     made.channel.close("it died")
     with pytest.raises(Fault, match="is gone"):
         await asking
-    assert made.isolate.load == 0
+    assert made.isolate.work.load == 0
 
 
 async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
@@ -131,4 +131,4 @@ async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
 async def test_a_request_beyond_its_wall_time_is_open_no_longer(made: Made) -> None:
     with pytest.raises(Fault, match=r"not answered within 0\.01 s"):
         await made.ask(wall_s=0.01)
-    assert made.isolate.load == 0
+    assert made.isolate.work.load == 0

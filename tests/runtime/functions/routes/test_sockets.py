@@ -98,7 +98,7 @@ def table(tmp_path: Path, **more: Any) -> dict[str, Any]:
 
 def printed(site: Site) -> list[str]:
     return [
-        line for isolate in site.app.functions.served.functions.pools["f"].isolates.living for line in isolate.log.lines
+        line for isolate in site.app.functions.served.functions.pools["f"].isolates.living for line in isolate.process.log.lines
     ]
 
 
@@ -250,8 +250,8 @@ async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wa
             await asyncio.sleep(0.3)
             await socket.send_str("x")
             assert await socket.receive_str(timeout=10) == "x"
-        assert pool.isolates.living[0].sockets == 1
-        assert pool.isolates.living[0].load == 0
+        assert pool.isolates.living[0].work.sockets == 1
+        assert pool.isolates.living[0].work.load == 0
         assert server.app.site.admission.inflight == 0
         assert await closed(socket) == (1001, "no message for 1.5 s")
         await eventually(lambda: not pool.isolates.living)  # and then the function sleeps
@@ -329,12 +329,12 @@ async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refu
     async with make_server(functions=functions) as server, aiohttp.ClientSession(server.url) as client:
         sockets = [await client.ws_connect("/fn/f/echo") for _ in range(4)]
         pool = server.app.functions.served.functions.pools["f"]
-        assert [isolate.sockets for isolate in pool.isolates.living] == [2, 2]
+        assert [isolate.work.sockets for isolate in pool.isolates.living] == [2, 2]
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect("/fn/f/echo")
         assert refused.value.status == 503
         await sockets[0].close()
-        await eventually(lambda: sum(isolate.sockets for isolate in pool.isolates.living) == 3)
+        await eventually(lambda: sum(isolate.work.sockets for isolate in pool.isolates.living) == 3)
         async with client.ws_connect("/fn/f/echo") as socket:
             await socket.send_str("there is room")
             assert await socket.receive_str(timeout=10) == "there is room"

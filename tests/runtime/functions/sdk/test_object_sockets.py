@@ -94,7 +94,7 @@ async def test_a_durable_object_accepts_sockets_with_tags_and_attachments(statef
         assert (await two.json())["attachment"]["n"] == 2
         one.send(SocketClose(4000, "bye"))
         assert await one.get() == SocketClose(4000, "bye")
-        lines = stateful.functions.pools["f"].isolates.living[0].log.lines
+        lines = stateful.functions.pools["f"].isolates.living[0].process.log.lines
         await eventually(lambda: "object 4000 bye True 1" in lines)
         assert any("in webSocketMessage" in line for line in lines)
         two.send("abort")

@@ -284,7 +284,7 @@ class Default(WorkerEntrypoint):
     await response.stream.aclose()  # type: ignore[attr-defined]
     await asyncio.sleep(0.1)
     assert json.loads(await served.get("/seen")) == ["closed"]
-    assert served.functions.pools["f"].isolates.living[0].load == 0
+    assert served.functions.pools["f"].isolates.living[0].work.load == 0
 
 
 async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_another(make_served) -> None:  # type: ignore[no-untyped-def]

@@ -87,7 +87,7 @@ async def test_handlers_as_properties(served: Served) -> None:
         socket.send(SocketClose(4000, "bye"))
         assert await socket.get() == SocketClose(4000, "bye")
         assert await socket.ended()
-    lines = served.functions.pools["f"].isolates.living[0].log.lines
+    lines = served.functions.pools["f"].isolates.living[0].process.log.lines
     await eventually(lambda: "closed 4000" in lines)
 
 
@@ -112,7 +112,7 @@ async def test_what_a_handler_raises_is_logged_and_the_socket_goes_on(served: Se
     async with opened(served, "/raises") as socket:
         socket.send("x")
         assert await socket.get() == "still here"
-        lines = served.functions.pools["f"].isolates.living[0].log.lines
+        lines = served.functions.pools["f"].isolates.living[0].process.log.lines
         await eventually(lambda: any("in a handler" in line for line in lines))
 
 
@@ -128,14 +128,14 @@ async def test_misuse_has_a_sentence(served: Served) -> None:
         assert "123 bytes" in reason
         assert "1048576 bytes" in size
         assert await socket.get() == SocketClose(1000, "")
-        lines = served.functions.pools["f"].isolates.living[0].log.lines
+        lines = served.functions.pools["f"].isolates.living[0].process.log.lines
         await eventually(lambda: any("after close()" in line for line in lines))
 
 
 async def test_a_sender_that_never_waits_is_stopped(served: Served) -> None:
     served.add(PAIRS)
     async with opened(served, "/fast"):
-        lines = served.functions.pools["f"].isolates.living[0].log.lines
+        lines = served.functions.pools["f"].isolates.living[0].process.log.lines
         await eventually(lambda: any("full after" in line and "await send()" in line for line in lines))
 
 
@@ -180,7 +180,7 @@ async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
         async with opened(served) as socket:
             await asyncio.sleep(1.0)  # beyond both of the limits that hold for requests
             (isolate,) = served.functions.pools["f"].isolates.living
-            assert (isolate.load, isolate.sockets) == (0, 1)
+            assert (isolate.work.load, isolate.work.sockets) == (0, 1)
             socket.send("spin")
             with pytest.raises(Fault, match="WebSockets used 300 ms"):
                 await socket.get()
@@ -249,7 +249,7 @@ async def test_an_asgi_application_has_its_socket(served: Served) -> None:
     async with opened(served, "/echo") as socket:
         socket.send(SocketClose(4100, "mine"))
         assert await socket.get() == SocketClose(4100, "mine")
-        lines = served.functions.pools["f"].isolates.living[0].log.lines
+        lines = served.functions.pools["f"].isolates.living[0].process.log.lines
         await eventually(lambda: "left 4100 mine" in lines)
     async with opened(served, "/echo") as socket:
         socket.send("boom")
