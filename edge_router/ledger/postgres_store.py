@@ -22,30 +22,24 @@ _DAY = "to_char(to_timestamp(started_s) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
 _ADD = insertion("%s")
 
 
-class PostgresStore:
+class PostgresStore(PostgresDatabase):
     def __init__(self, url: str) -> None:
         """Raises UsageStoreError for what is no URL of a database."""
-        self._database = PostgresDatabase(url, _bring_up_to_date)
+        super().__init__(url, _bring_up_to_date)
 
     def add(self, records: Sequence[UsageRecord]) -> None:
-        with self._database.working() as connection, connection.transaction():
+        with self.working() as connection, connection.transaction():
             connection.cursor().executemany(_ADD, [tuple(map(_plain, row(record))) for record in records])
 
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
-        with self._database.working() as connection:
+        with self.working() as connection:
             return connection.execute(*selection(query, _DAY, "%s")).fetchall()
 
     def identity(self) -> str:
-        with self._database.working() as connection:
+        with self.working() as connection:
             found = connection.execute("SELECT id FROM usage_identity").fetchone()
             assert found is not None
             return str(found["id"])
-
-    def interrupt(self) -> None:
-        self._database.interrupt()
-
-    def close(self) -> None:
-        self._database.close()
 
 
 def _bring_up_to_date(connection: Connection) -> None:

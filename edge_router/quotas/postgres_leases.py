@@ -35,23 +35,17 @@ _TABLES = (
 )
 
 
-class PostgresLeases:
+class PostgresLeases(PostgresDatabase):
     def __init__(self, url: str) -> None:
         """Raises UsageStoreError for what is no URL of a database."""
-        self._database = PostgresDatabase(url, _prepare)
+        super().__init__(url, _prepare)
 
     def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
         grants: dict[LeaseKey, LeaseGrant] = {}
-        with self._database.working() as connection, connection.transaction():
+        with self.working() as connection, connection.transaction():
             for claim in sorted(claims):  # in one order at every router: the rows are locked until the end
                 grants[claim.key] = _exchange(connection, router, claim)
         return [grants[claim.key] for claim in claims]
-
-    def interrupt(self) -> None:
-        self._database.interrupt()
-
-    def close(self) -> None:
-        self._database.close()
 
 
 def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGrant:
