@@ -98,7 +98,9 @@ def table(tmp_path: Path, **more: Any) -> dict[str, Any]:
 
 def printed(site: Site) -> list[str]:
     return [
-        line for isolate in site.app.functions.served.functions.pools["f"].isolates.living for line in isolate.process.log.lines
+        line
+        for isolate in site.app.functions.served.functions.pools["f"].isolates.living
+        for line in isolate.process.log.lines
     ]
 
 
