@@ -56,7 +56,7 @@ async def test_a_header_that_http_does_not_know_is_refused_by_name_and_its_reque
     for path in ("/", "/stream"):
         with pytest.raises(Failure, match="the function's response has "):
             await served.ask(f"{path}?{query}")
-    assert served.functions.pools["f"].load == 0
+    assert served.functions.pools["f"].isolates.load == 0
 
 
 @pytest.mark.parametrize("status", ["100", "101", "103", "199", "600", "-1"])
@@ -65,7 +65,7 @@ async def test_a_status_that_is_no_answers_is_refused(served: Served, status: st
     for path in ("/", "/stream"):
         with pytest.raises(Failure):
             await served.ask(path, headers=[("x-status", status)])
-    assert served.functions.pools["f"].load == 0
+    assert served.functions.pools["f"].isolates.load == 0
 
 
 def test_values_in_latin_1_and_tabs_pass() -> None:

@@ -152,7 +152,7 @@ async def test_a_client_that_speaks_before_its_handshake_is_answered_is_heard_an
         assert await asyncio.wait_for(reader.readexactly(4), 10) == b"\x81\x02hi"
         writer.transport.abort()
     admission, pool = server.app.site.admission, server.app.functions.served.functions.pools["f"]
-    await eventually(lambda: admission.inflight == admission.attached == pool.sockets == 0)
+    await eventually(lambda: admission.inflight == admission.attached == pool.isolates.sockets == 0)
 
 
 async def test_of_a_refused_handshake_nothing_waits_on(server: Site) -> None:
