@@ -4,7 +4,9 @@ Knows when each is asked for, and ends a sequence that cannot have what it needs
 """
 
 import logging
+from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
 from engine.adapters.residency import AdapterResidency, AdapterStore
@@ -12,7 +14,6 @@ from engine.awaited import Awaited, AwaitedTogether
 from engine.constraints import Grammars
 from engine.images.prompt import SequenceImage
 from engine.images.residency import ImageEncoder, ImageResidency
-from engine.kv.generations import stale
 from engine.open_sequences import OpenSequences
 from engine.plan import Chunk
 from engine.protocol import ModelInfo, Submit
@@ -20,13 +21,13 @@ from engine.sequence import Sequence
 from engine.token_masks import TokenMasks
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-# Of images, between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
-_MOST_ENCODING_S = 0.2
-_MOST_PIECES = 4
+_FEW = 1024  # blocks that Python compares in the time in which it calls torch, whose code a step has driven out of the caches
 
 
 class Requirements:
@@ -69,13 +70,7 @@ class Requirements:
 
     def encode_images(self, most_s: float) -> bool:
         """Encode images that sequences wait for, for so long at most; end the sequences whose images cannot be had."""
-        if self.images is None:
-            return False
-        until = self._clock() + min(most_s, _MOST_ENCODING_S)
-        has_encoded, failures = self.images.encode(_MOST_PIECES, self._clock, until)
-        for sequence, code, message in failures:
-            self._sequences.fail(sequence, code, message)
-        return has_encoded
+        return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
 
     def release(self, sequence: Sequence) -> None:
         """Take back what an ended sequence has."""
@@ -104,3 +99,40 @@ class Requirements:
             message = "a block of the sequence's KV cache was handed to another one; send the request again"
             self._sequences.fail(sequence, "engine_error", message)
         return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
+
+
+def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:
+    """Return the places in the list of those sequences that hold a block which is not theirs any more: the bookkeeping was wrong. `generations`: of
+    all blocks, each of which rises when its block is handed out anew, or leaves the model; a table remembers those of its blocks. All are compared
+    before a step reads any: where there are many, in a few operations, without Python per block. `with_torch`: it has been imported, or may be."""
+    blocks, remembered = array("q"), array("q")
+    for sequence in sequences:
+        for table in sequence.tables:
+            blocks += table.blocks
+            remembered += table.generations
+    if not blocks:
+        return []
+    assert len(blocks) == len(remembered), "a block table and its generations differ in length"
+    if len(blocks) <= _FEW or not with_torch:
+        current = array("q", map(generations.__getitem__, blocks))
+        if current == remembered:
+            return []
+        return _places([a != b for a, b in zip(current, remembered, strict=True)], sequences)
+    differs = _tensor(generations)[_tensor(blocks)] != _tensor(remembered)
+    return _places(differs.tolist(), sequences) if differs.any() else []
+
+
+def _tensor(numbers: "array[int]") -> "torch.Tensor":
+    import torch  # here: a host is reachable before torch is imported
+
+    return torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def _places(differs: list[bool], sequences: SequenceOf[Sequence]) -> list[int]:
+    places, start = [], 0
+    for i, sequence in enumerate(sequences):
+        end = start + sum([len(table) for table in sequence.tables])
+        if any(differs[start:end]):
+            places.append(i)
+        start = end
+    return places

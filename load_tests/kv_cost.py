@@ -13,9 +13,9 @@ import torch
 
 from engine.kv.block_pool import BlockPool
 from engine.kv.block_table import BlockTable
-from engine.kv.generations import stale
 from engine.kv.slab_allocator import SlabAllocator
 from engine.protocol import SamplingParams
+from engine.requirements import stale
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, compute, decode_step, make_runner

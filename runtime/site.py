@@ -121,10 +121,10 @@ class Site:
         name = self.config.name
         found = [ProcessStatus("site", os.getpid(), name, self.url)]
         for host in self.fleet.hosts:
-            if (pid := host.pid) is not None:
-                found.append(ProcessStatus("engine", pid, name, host.url, host.device, host.role))
-            if (pid := host.standby.pid) is not None:
-                found.append(ProcessStatus("standby", pid, name, host.standby.url, host.device))
+            if (engine := host.running) is not None and engine.pid is not None:
+                found.append(ProcessStatus("engine", engine.pid, name, engine.url, host.device, host.role))
+            if (standby := host.standby.running) is not None and standby.pid is not None:
+                found.append(ProcessStatus("standby", standby.pid, name, standby.url, host.device))
         return found
 
     def _note_wake(self, wake: Wake) -> None:

@@ -11,16 +11,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from engine.description.vision import ENCODED_BYTES
 from engine.errors import ImageError, RankLostError
 from engine.images.files import ImageFiles
 from engine.images.prompt import SequenceImage, tenants_name
+from engine.open_sequences import OpenSequences
 from engine.plan import Chunk
-from engine.protocol import ErrorCode, Submit
+from engine.protocol import Submit
 from engine.sequence import Sequence
 
+# Between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
+_MOST_ENCODING_S = 0.2
+_MOST_PIECES = 4
 _PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
 
 
@@ -48,12 +52,6 @@ class ImageEncoder(Protocol):
 
     def drop(self, name: bytes) -> None:
         """Forget an image."""
-
-
-class ImageFailure(NamedTuple):
-    sequence: Sequence
-    code: ErrorCode
-    message: str
 
 
 class _Encoded:
@@ -96,11 +94,11 @@ class ImageResidency:
             self.release(sequence)
         return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
 
-    def encode(self, most_pieces: int, clock: Callable[[], float], until: float) -> tuple[bool, list[ImageFailure]]:
-        """Encode what the first of those that wait lack: a piece, and more of them up to a time. Return whether anything was encoded, and the
-        sequences that cannot go on."""
-        num_pieces, failures = 0, []
-        while self._waiting and num_pieces < most_pieces and (not num_pieces or clock() < until):
+    def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
+        """Encode what the first of those that wait lack: a piece, and more of them for so long. End those that cannot go on. Return whether anything
+        was encoded."""
+        until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
+        while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
             awaited = self._waiting[0]
             try:
                 if not self._advance(awaited):
@@ -109,8 +107,8 @@ class ImageResidency:
             except RankLostError:
                 raise
             except Exception as error:  # whatever a decoder or a device raises of one image ends its sequence alone
-                failures.append(self._failure(awaited, error))
-        return num_pieces > 0, failures
+                self._fail(awaited, error, sequences)
+        return num_pieces > 0
 
     def release(self, sequence: Sequence) -> None:
         """Let what a sequence has waited for make room for others."""
@@ -178,20 +176,18 @@ class ImageResidency:
             self._prepare_ahead()
         return True
 
-    def _failure(self, awaited: "AwaitedImages", error: Exception) -> ImageFailure:
-        """Forget a sequence that cannot go on, and return why."""
+    def _fail(self, awaited: "AwaitedImages", error: Exception, sequences: OpenSequences) -> None:
         if awaited in self._waiting:
             self._waiting.remove(awaited)
         lacking = next((image for image in awaited.images if not self._is_whole(image.name)), awaited.images[-1])
         number = 1 + awaited.sequence.images.index(lacking)
         self._forget_unwanted()
         if isinstance(error, ImageError):
-            return ImageFailure(awaited.sequence, "invalid_request", f"image {number} of the prompt: {error}")
-        return ImageFailure(
-            awaited.sequence,
-            "engine_error",
-            f"image {number} of the prompt could not be encoded: {type(error).__name__}: {error}",
-        )
+            sequences.fail(awaited.sequence, "invalid_request", f"image {number} of the prompt: {error}")
+        else:
+            why = f"{type(error).__name__}: {error}"
+            message = f"image {number} of the prompt could not be encoded: {why}"
+            sequences.fail(awaited.sequence, "engine_error", message)
 
     def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
         """Drop images that nobody holds until there is room for one more. Where nobody holds any, one sequence may have more than there is room."""

@@ -65,7 +65,10 @@ class KVConnector:
         """Ask the store, once, which of these it has, and return what the sequence is to wait for. None: nothing."""
         self._looked_up.add(sequence)
         transfer = self.tiers.look_up(names) if names else None
-        return None if transfer is None else _Lookup(self, sequence, transfer, self._clock() + LOOKUP_TIMEOUT_S)
+        nothing = CachedPrefix(0, [], [], 0)
+        return (
+            None if transfer is None else _Lookup(self, sequence, transfer, nothing, self._clock() + LOOKUP_TIMEOUT_S)
+        )
 
     def may_look_up(self, sequence: Sequence) -> bool:
         return self.tiers.has_store and sequence not in self._looked_up
@@ -193,27 +196,8 @@ class _HostLoad(_Load):
             connector.counts.prefix_host_hits += (rest - num_from_disk - num_from_store) * block_size
 
 
-class _Lookup:
+class _Lookup(_Load):
     """What the store has of a sequence's chain: soon said, and no block has come then."""
-
-    is_admitted = False
-
-    def __init__(self, connector: KVConnector, sequence: Sequence, transfer: Transfer, deadline: float) -> None:
-        self.sequence = sequence
-        self.deadline = deadline
-        self.num_tokens = len(sequence.token_ids)
-        self._connector = connector
-        self._transfer = transfer
-
-    @property
-    def is_done(self) -> bool:
-        return self._transfer.is_done
-
-    def cancel(self) -> None:
-        self._connector.tiers.cancel(self._transfer)
-
-    def take(self) -> None:
-        pass
 
 
 class _OthersLoad:

@@ -25,7 +25,6 @@ _TESTS = {
     "engine/kv/connector.py": "engine/kv/test_connector engine/kv/test_tiered_cache engine/test_tier_schedules",
     "engine/kv/disk_tier.py": "engine/kv/test_disk_tier",
     "engine/kv/eviction.py": "engine/test_eviction",
-    "engine/kv/generations.py": "engine/test_generations",
     "engine/kv/block_mover.py": "engine/kv/test_tiered_cache engine/kv/test_block_mover",
     "engine/kv/groups.py": "engine/kv/test_groups engine/test_schedules",
     "engine/kv/host_thread.py": "engine/kv/test_tiered_cache",

@@ -44,7 +44,7 @@ class DeviceHost:
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
-        self._host: RunningHost | None = None
+        self.running: RunningHost | None = None
         self._ended: str | None = None  # why nothing open is waited for any longer
         self._changed = Condition()  # a host has come or gone, or none is waited for any longer
         self._step_observers: list[Callable[[StepOutput], None]] = []
@@ -53,32 +53,24 @@ class DeviceHost:
     @property
     def client(self) -> EngineClient | None:
         """The host's client, while there is a host."""
-        return self._host.client if self._host is not None else None
-
-    @property
-    def pid(self) -> int | None:
-        return self._host.pid if self._host is not None else None
-
-    @property
-    def url(self) -> str | None:
-        return self._host.url if self._host is not None else None
+        return self.running.client if self.running is not None else None
 
     @property
     def peer_address(self) -> str | None:
         """Where the host serves its KV blocks to the site's other hosts; None: it serves none, or there is no host."""
-        return self._host.peer_address if self._host is not None else None
+        return self.running.peer_address if self.running is not None else None
 
     @property
     def why_down(self) -> str | None:
         """None while there is a host that answers. A closed socket tells of a death before the process's exit is seen."""
-        if self.state != "up" or self._host is None:
+        if self.state != "up" or self.running is None:
             return self.reason
-        return self._host.client.death
+        return self.running.client.death
 
     @property
     def loads(self) -> dict[str, ModelLoad]:
         """The newest of every model it holds, by name."""
-        return self._host.client.loads if self._host is not None else {}
+        return self.running.client.loads if self.running is not None else {}
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back for every frame of every host there will be."""
@@ -152,7 +144,7 @@ class DeviceHost:
         """Take the host that the supervisor has started."""
         self.progress.begin()
         host.client.on_step(self._note_step)
-        self._host = host
+        self.running = host
         self.state, self.reason = "up", ""
         self._changed.notify_all()
         for up, _ in self._change_observers:
@@ -160,7 +152,7 @@ class DeviceHost:
 
     def set_down(self, reason: str) -> None:
         """Note that the host is gone, or is treated as if it were."""
-        self._host = None
+        self.running = None
         self.progress.end()
         self.state, self.reason = "restarting", reason
         self.restarts.note_death(reason)
@@ -170,7 +162,7 @@ class DeviceHost:
 
     def forget_host(self) -> None:
         """Give out the host no more: its process is being stopped."""
-        self._host = None
+        self.running = None
 
     def set_stopped(self, reason: str) -> None:
         self.state, self.reason = "stopped", reason

@@ -48,27 +48,19 @@ class Standby:
         self._quiet_since = quiet_since
         self._prepare_within_s = prepare_within_s
         self._quiet_s = quiet_s
-        self._host: RunningHost | None = None  # ready, and not taken
+        self.running: RunningHost | None = None  # ready, and not taken
         self._taken = asyncio.Event()
         self._pause_s = 0.0
         self.state: State = "off"
         self.detail = ""
         self.num_taken = 0
 
-    @property
-    def pid(self) -> int | None:
-        return self._host.pid if self._host is not None else None
-
-    @property
-    def url(self) -> str | None:
-        return self._host.url if self._host is not None else None
-
     def take(self) -> RunningHost | None:
         """Return the host if there is one that lives: it is the caller's from now on."""
-        host = self._host
+        host = self.running
         if host is None or host.client.death is not None:
             return None
-        self._host, self.state = None, "waiting"
+        self.running, self.state = None, "waiting"
         self.num_taken += 1
         self._taken.set()
         return host
@@ -123,12 +115,12 @@ class Standby:
         try:
             async with asyncio.timeout(self._prepare_within_s):
                 await host.client.hello()
-            self._host, self.state = host, "ready"
+            self.running, self.state = host, "ready"
             log.info("a standby engine host is ready (pid %s)", host.pid)
             return await self._until_gone(host)
         finally:
             if not self._taken.is_set():
-                self._host = None
+                self.running = None
                 await host.stop(STOP_GRACE_S)
 
     async def _until_gone(self, host: RunningHost) -> str | None:

@@ -85,15 +85,9 @@ class FunctionsService:
 
 
 def _state(name: str, pool: FunctionPool) -> FunctionStatus:
-    isolates = pool.isolates
+    isolates, asked, failed = pool.isolates, pool.num_asked, pool.num_failed
     return FunctionStatus(
-        name,
-        len(isolates.living),
-        isolates.load,
-        isolates.num_started,
-        isolates.sockets,
-        pool.num_asked,
-        pool.num_failed,
+        name, len(isolates.living), isolates.load, isolates.num_started, isolates.sockets, asked, failed
     )
 
 

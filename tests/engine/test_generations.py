@@ -5,8 +5,8 @@ from array import array
 import pytest
 
 from engine.kv.block_table import BlockTable
-from engine.kv.generations import stale
 from engine.protocol import SamplingParams
+from engine.requirements import stale
 from engine.sequence import Sequence
 from tests.engine.driver import Heard, drain, one, submit
 from tests.engine.fake_runner import fake_engine
