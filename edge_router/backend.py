@@ -319,14 +319,6 @@ class Backend:
         return self._requests.count
 
     @property
-    def refuses_hops(self) -> bool:
-        return self.probed.refuses_hops
-
-    @property
-    def was_ever_healthy(self) -> bool:
-        return self.probed.was_healthy
-
-    @property
     def is_in_doubt(self) -> bool:
         """It was well, and its last probe failed."""
         return self.probed.failures > 0 and self.state == "healthy"
@@ -334,7 +326,7 @@ class Backend:
     @property
     def is_frozen(self) -> bool:
         """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
-        return self.state == "unhealthy" and not self.refuses_hops and (self.status is None or self.status.ready)
+        return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None

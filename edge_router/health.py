@@ -76,12 +76,12 @@ class HealthMonitor:
             await self._sleep(begin_after_s)
         while True:
             await self.probe(backend)
-            share = DOUBT_SHARE if backend.is_in_doubt else 1.0 if backend.was_ever_healthy else STARTING_SHARE
+            share = DOUBT_SHARE if backend.is_in_doubt else 1.0 if backend.probed.was_healthy else STARTING_SHARE
             least_s = 0.0 if backend.is_in_doubt else len(self._backends) / PROBES_PER_S
             await self._sleep(max(least_s, self._config.interval_s * share) * (1 + JITTER * (2 * self._chance() - 1)))
 
     async def probe(self, backend: Backend) -> None:
-        before, refused_before = backend.state, backend.refuses_hops
+        before, refused_before = backend.state, backend.probed.refuses_hops
         asked_at = self._clock()
         try:
             async with asyncio.timeout(self._config.timeout_s):
@@ -110,7 +110,7 @@ class HealthMonitor:
         else:
             backend.round_trip.observe(elapsed_ms / fetched.round_trips)
             backend.answered(status, asked_at)
-        if backend.state != before or (backend.refuses_hops and not refused_before):
+        if backend.state != before or (backend.probed.refuses_hops and not refused_before):
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
             log.log(
                 level,

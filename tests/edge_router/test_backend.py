@@ -108,7 +108,7 @@ async def test_a_site_that_refuses_our_signature_is_unhealthy_at_once_and_says_w
     assert "PILOTLIGHT_HOP_SECRET must be the same" in site.backend.detail
     assert len([record for record in caplog.records if "signature" in record.message]) == 1
     site.refusal = ""
-    assert [await site.good(), await site.good(), site.backend.refuses_hops] == ["unhealthy", "healthy", False]
+    assert [await site.good(), await site.good(), site.backend.probed.refuses_hops] == ["unhealthy", "healthy", False]
 
 
 async def test_a_flapping_site_must_answer_twice_before_it_is_trusted_again() -> None:

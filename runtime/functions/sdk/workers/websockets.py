@@ -26,26 +26,26 @@ EVENTS = ("message", "close", "error", "open")
 
 
 class Event(Named):
-    def __init__(self, type: str, target: "WebSocket") -> None:
+    def __init__(self, type: str, target: "EventTarget") -> None:
         self.type = type
         self.target = self.current_target = target
 
 
 class MessageEvent(Event):
-    def __init__(self, target: "WebSocket", data: "str | Buffer") -> None:
+    def __init__(self, target: "EventTarget", data: "str | Buffer") -> None:
         super().__init__("message", target)
         self.data = data
 
 
 class CloseEvent(Event):
-    def __init__(self, target: "WebSocket", close: SocketClose) -> None:
+    def __init__(self, target: "EventTarget", close: SocketClose) -> None:
         super().__init__("close", target)
         self.code, self.reason = close.code, close.reason
         self.was_clean = close.code != ABNORMAL
 
 
 class ErrorEvent(Event):
-    def __init__(self, target: "WebSocket", message: str) -> None:
+    def __init__(self, target: "EventTarget", message: str) -> None:
         super().__init__("error", target)
         self.message = message
 
@@ -53,26 +53,78 @@ class ErrorEvent(Event):
         return f"<ErrorEvent {self.message!r}>"
 
 
-class WebSocket(Named):
+class EventTarget(Named):
+    """Who listens to what happens at a socket, and the handlers that are at work on it."""
+
+    onmessage: Any = None
+    onclose: Any = None
+    onerror: Any = None
+    onopen: Any = None
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, list[tuple[Any, bool]]] = {}
+        self._handlers: set[asyncio.Future[Any]] = set()
+        self._run_event: host.EventRunner | None = None
+
+    def add_event_listener(self, type: str, listener: Any, options: Any = None) -> None:
+        if type not in EVENTS:
+            raise TypeError(f"a WebSocket has no event {type!r}; it has {', '.join(EVENTS)}")
+        is_once = bool(options.get("once")) if isinstance(options, dict) else False
+        self._listeners.setdefault(type, []).append((listener, is_once))
+
+    def remove_event_listener(self, type: str, listener: Any, options: Any = None) -> None:
+        kept = [entry for entry in self._listeners.get(type, ()) if entry[0] != listener]
+        self._listeners[type] = kept
+
+    async def _fire(self, event: Event) -> None:
+        entries = self._listeners.get(event.type, [])
+        self._listeners[event.type] = [entry for entry in entries if not entry[1]]
+        listeners = [listener for listener, _ in entries]
+        if (plain := getattr(self, f"on{event.type}", None)) is not None:
+            listeners.insert(0, plain)
+        for listener in listeners:
+            self._handle(self._heard(listener, event))
+        if listeners:
+            await asyncio.sleep(0)  # they begin before the next message is looked at
+
+    async def _heard(self, listener: Any, event: Event) -> None:
+        async def act() -> None:
+            result = listener(event)
+            if hasattr(result, "__await__"):
+                await result
+
+        await (act() if self._run_event is None else self._run_event(act))
+
+    def _handle(self, work: Awaitable[Any]) -> None:
+        task = asyncio.ensure_future(_told(work))
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+
+async def _told(work: Awaitable[Any]) -> None:
+    try:
+        await work
+    except (Exception, SystemExit) as error:
+        print_trouble("a WebSocket's handler", error)
+
+
+class WebSocket(EventTarget):
     """One end. Made by WebSocketPair, and received in the response of a fetch."""
 
     CONNECTING, OPEN, CLOSING, CLOSED = 0, 1, 2, 3
     READY_STATE_CONNECTING, READY_STATE_OPEN, READY_STATE_CLOSING, READY_STATE_CLOSED = 0, 1, 2, 3
 
     def __init__(self) -> None:
+        super().__init__()
         self.binary_type = "arraybuffer"
         self.protocol = self.extensions = self.url = ""
-        self.onmessage = self.onclose = self.onerror = self.onopen = None
         self._peer: WebSocket = self
         self._inbox = _Inbox()
-        self._listeners: dict[str, list[tuple[Any, bool]]] = {}
-        self._handlers: set[asyncio.Future[Any]] = set()
         self._has_closed = False  # a close was sent from here, by the function or in answer to the other side's
         self._was_closed = False  # one has come
         self._is_accepted = self._is_iterated = self._is_joined = self._has_told_close = False
         self._dispatching: asyncio.Task[None] | None = None
         self._hibernation: Any = None  # the Durable Object that has accepted it
-        self._run_event: host.EventRunner | None = None
         self._attachment: bytes | None = None
 
     @classmethod
@@ -86,11 +138,7 @@ class WebSocket(Named):
 
     def accept(self, options: Any = None) -> None:
         """Deliver messages from now on."""
-        if self._is_joined or self._hibernation is not None:
-            raise TypeError(
-                "this end of the WebSocket is taken already: accept() the end that the response does not carry"
-            )
-        self._is_accepted = True
+        self._take("accept()")
         self._run_event = host.event_runner.get()
         self._answer_close()
         self._dispatch_soon()
@@ -139,15 +187,8 @@ class WebSocket(Named):
         return self._peer._inbox.held_bytes
 
     def add_event_listener(self, type: str, listener: Any, options: Any = None) -> None:
-        if type not in EVENTS:
-            raise TypeError(f"a WebSocket has no event {type!r}; it has {', '.join(EVENTS)}")
-        is_once = bool(options.get("once")) if isinstance(options, dict) else False
-        self._listeners.setdefault(type, []).append((listener, is_once))
+        super().add_event_listener(type, listener, options)
         self._dispatch_soon()
-
-    def remove_event_listener(self, type: str, listener: Any, options: Any = None) -> None:
-        kept = [entry for entry in self._listeners.get(type, ()) if entry[0] != listener]
-        self._listeners[type] = kept
 
     def serialize_attachment(self, value: Any) -> None:
         """Keep a value with the socket, for the object that has accepted it."""
@@ -161,11 +202,8 @@ class WebSocket(Named):
 
     def __aiter__(self) -> "WebSocket":
         """Iterate over the messages, str or bytes, until the other side closes. Its code and reason are then in `close_code` and `close_reason`."""
-        if self._is_joined or self._hibernation is not None:
-            raise TypeError(
-                "this end of the WebSocket is taken already: iterate over the end that the response does not carry"
-            )
-        self._is_accepted = self._is_iterated = True
+        self._take("iterate over")
+        self._is_iterated = True
         return self
 
     async def __anext__(self) -> "str | Buffer":
@@ -203,6 +241,13 @@ class WebSocket(Named):
         return f"<WebSocket {('connecting', 'open', 'closing', 'closed')[self.ready_state]}>"
 
     # -- what happens to it -----------------------------------------------------------------------------------------------------------
+
+    def _take(self, how: str) -> None:
+        """Give the end to the function. Raises TypeError where it is another's."""
+        if self._is_joined or self._hibernation is not None:
+            sentence = f"this end of the WebSocket is taken already: {how} the end that the response does not carry"
+            raise TypeError(sentence)
+        self._is_accepted = True
 
     def _put(self, message: Message) -> None:
         """Take a message from the other end."""
@@ -257,36 +302,6 @@ class WebSocket(Named):
             await asyncio.sleep(0)
         else:
             await self._fire(event)
-
-    async def _fire(self, event: Any) -> None:
-        entries = self._listeners.get(event.type, [])
-        self._listeners[event.type] = [entry for entry in entries if not entry[1]]
-        listeners = [listener for listener, _ in entries]
-        if (plain := getattr(self, f"on{event.type}", None)) is not None:
-            listeners.insert(0, plain)
-        for listener in listeners:
-            self._handle(self._heard(listener, event))
-        if listeners:
-            await asyncio.sleep(0)  # they begin before the next message is looked at
-
-    async def _heard(self, listener: Any, event: Any) -> None:
-        async def act() -> None:
-            result = listener(event)
-            if hasattr(result, "__await__"):
-                await result
-
-        await (act() if self._run_event is None else self._run_event(act))
-
-    def _handle(self, work: Any) -> None:
-        task = asyncio.ensure_future(self._told(work))
-        self._handlers.add(task)
-        task.add_done_callback(self._handlers.discard)
-
-    async def _told(self, work: Awaitable[Any]) -> None:
-        try:
-            await work
-        except (Exception, SystemExit) as error:
-            print_trouble("a WebSocket's handler", error)
 
 
 class Sending:
