@@ -7,9 +7,8 @@ limits (quotas/shared.py), those count beside this router's own. Knows heads and
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from edge_router.quotas.lease_store import LeaseKey
 from edge_router.quotas.shared import QuotaLease, SharedQuotas
@@ -124,27 +123,22 @@ def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket
     return Bucket(per_min, now) if bucket is None else bucket.changed(per_min, now)
 
 
-class _Held:
-    """One request at work, of a tenant and of an address."""
-
-    __slots__ = ("_client", "_clients", "_shared", "_tenant")
-
-    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> None:
-        self._tenant, self._clients, self._client, self._shared = tenant, clients, client, shared
-
-    def __enter__(self) -> None:
-        self._tenant.open += 1
-        if self._shared is not None:
-            self._shared.begin(1)
-        self._clients[self._client] = self._clients.get(self._client, 0) + 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._tenant.open -= 1
-        if self._shared is not None:
-            self._shared.end(1)
-        self._clients[self._client] -= 1
-        if not self._clients[self._client]:
-            del self._clients[self._client]
+@contextmanager
+def _held(tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> Iterator[None]:
+    """Count one request at work, of a tenant and of an address, until the scope ends."""
+    tenant.open += 1
+    if shared is not None:
+        shared.begin(1)
+    clients[client] = clients.get(client, 0) + 1
+    try:
+        yield
+    finally:
+        tenant.open -= 1
+        if shared is not None:
+            shared.end(1)
+        clients[client] -= 1
+        if not clients[client]:
+            del clients[client]
 
 
 class TenantLimits:
@@ -189,7 +183,7 @@ class TenantLimits:
         sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
         raise _refusal(sentence, wait_s)
 
-    def admitted(self, head: Head, client: str) -> "_Held":
+    def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
         """Use as `with`. Raises ApiError, with the time after which to ask again."""
         tenant = self._tenant(head)
         limits = tenant.limits
@@ -203,11 +197,11 @@ class TenantLimits:
             tenant.draw(self._clock())
         if (lease := self._lease(head, "requests_per_min")) is not None:
             lease.spend(1)
-        return _Held(tenant, self._clients, client, self._lease(head, "max_open"))
+        return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
-    def held(self, head: Head, client: str) -> "_Held":
+    def held(self, head: Head, client: str) -> AbstractContextManager[None]:
         """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
-        return _Held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
+        return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     def charge(self, head: Head, tokens: int) -> None:
         """Prompt tokens when the prompt is known, an answer's when it has ended. A batch's leave the minute to those who wait."""

@@ -60,24 +60,21 @@ class RouterApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
         app: ASGIApp = super().__call__
+        path, query, is_http = scope.get("path", ""), scope.get("query_string", b""), scope["type"] == "http"
+        may_be_batch = b"queueRequest" in query or "/v1/files" in path or "/v1/batches" in path  # which few are
         if scope["type"] == "websocket":
             app = self.edge.tunnels
-        elif scope["type"] == "http" and RESPONSES in scope["path"] and scope["path"].startswith(FORWARDED[:3]):
+        elif is_http and RESPONSES in path and path.startswith(FORWARDED[:3]):
             app = self.responses
-        elif scope["type"] == "http" and _is_for_batches(scope["path"], scope.get("query_string", b"")):
+        elif is_http and may_be_batch and is_for_batches(path, query):
             app = self.batches
-        elif scope["type"] == "http" and "/ai/finetunes" in scope["path"] and is_about_finetunes(scope["path"]):
+        elif is_http and "/ai/finetunes" in path and is_about_finetunes(path):
             app = self.finetunes
-        elif scope["type"] == "http" and scope["path"].startswith(FORWARDED):
+        elif is_http and path.startswith(FORWARDED):
             app = self.edge.proxy
-        elif scope["type"] == "http" and scope["path"].startswith(PATH):
+        elif is_http and path.startswith(PATH):
             app = self.streams
         await app(scope, receive, send)
-
-
-def _is_for_batches(path: str, query: bytes) -> bool:
-    may_be = b"queueRequest" in query or "/v1/files" in path or "/v1/batches" in path  # which few are
-    return may_be and is_for_batches(path, query)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ Facts and the rules by which they change. Sending, choosing and telling the clie
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -39,15 +40,15 @@ class BegunAnswer(NamedTuple):
     part: str  # of its journal that is written from here on, as NAME.1; empty: there is none
 
 
+@dataclass(eq=False, slots=True)
 class SiteTries:
     """The sites asked since a request came, or since its stream was last cut."""
 
-    def __init__(self) -> None:
-        self.failures: dict[str, SiteFailed] = {}
-        self.excluded: set[str] = set()  # not to be asked again yet
-        self.declined: set[str] = set()  # sites that would rather not
-        self.is_paid = False  # the next try, from the budget of retries
-        self.num_silent = 0  # sites left for their silence
+    failures: dict[str, SiteFailed] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)  # not to be asked again yet
+    declined: set[str] = field(default_factory=set)  # sites that would rather not
+    is_paid: bool = False  # the next try, from the budget of retries
+    num_silent: int = 0  # sites left for their silence
 
     def failed(self, site: str, failure: SiteFailed) -> None:
         self.excluded.add(site)

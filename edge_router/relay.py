@@ -5,6 +5,8 @@ site, so nothing is told twice and nothing is left out. Knows events and resume 
 """
 
 from array import array
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -124,12 +126,11 @@ class DeliveryLog:
         return encoded
 
 
+@dataclass(eq=False, slots=True)
 class _Choice:
-    __slots__ = ("finish_reason", "token_ids")
-
-    def __init__(self) -> None:
-        self.token_ids: array[int] = array("i")  # four bytes a token, for streams that are open for long
-        self.finish_reason: FinishReason | None = None
+    # Four bytes a token, for streams that are open for long.
+    token_ids: "array[int]" = field(default_factory=partial(array, "i"))
+    finish_reason: FinishReason | None = None
 
 
 class StreamRelay:

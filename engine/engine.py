@@ -24,7 +24,7 @@ from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import Tiers
 from engine.open_sequences import OpenSequences, error_output
 from engine.plan import Chunk, SchedulerLimits, Speculation, StepCount
-from engine.protocol import NO_DRAFTS, AdapterSource, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
+from engine.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit, TokenOutput
 from engine.publishing import Publisher
 from engine.requirements import Requirements
 from engine.scheduler import Scheduler
@@ -91,7 +91,6 @@ class Engine:
             submit.sequence_id,
             list(submit.prompt_token_ids),
             submit.sampling,
-            self._chain_root(submit.salt, submit.adapter),
             num_delivered_tokens=submit.num_delivered_tokens,
             tenant=submit.salt,
             priority=submit.priority,
@@ -103,10 +102,7 @@ class Engine:
             adapter=submit.adapter,
             images=images,
         )
-        leader = self.sequences.get(submit.leader)
-        if leader is not None and not sequence.shares_prompt_with(leader):
-            leader = None
-        self._queue(sequence, leader)
+        self._queue(sequence, self.sequences.get(submit.leader))
 
     def step(self) -> bool:
         """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
@@ -151,7 +147,6 @@ class Engine:
     def adopt_sequences(self, sequences: SequenceOf[Sequence]) -> None:
         """Continue sequences that another engine of the same model has detached."""
         for sequence in sequences:
-            sequence.chain_root = self._chain_root(sequence.tenant, sequence.adapter)
             sequence.length_limit = min(sequence.length_limit, self.info.context_length)
             self._queue(sequence)
 
@@ -204,14 +199,15 @@ class Engine:
         )
 
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
-        """Let a sequence wait for its turn, and before that for what it needs."""
+        """Let a sequence wait for its turn, and before that for what it needs. `leader`: an open one whose prompt may be the same."""
+        adapter = "" if sequence.adapter is None else sequence.adapter.digest
+        sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)
+        if leader is not None and not sequence.shares_prompt_with(leader):
+            leader = None
         self.sequences.add(sequence)
         if sequence.hands_over:
             self.tiers.begin_hand_over(sequence.sequence_id)
         self.scheduler.add(sequence, leader, self._requirements.awaited(sequence))
-
-    def _chain_root(self, salt: bytes, adapter: AdapterSource | None) -> bytes:
-        return chain_root(salt, self._identity, adapter.digest if adapter is not None else "")
 
     def _take_back(self, sequence: Sequence) -> None:
         """Take back what an ended sequence has."""

@@ -27,7 +27,7 @@ class Sequence:
     sequence_id: str
     token_ids: list[int]
     sampling: SamplingParams
-    chain_root: bytes
+    chain_root: bytes = b""
     num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0

@@ -55,7 +55,7 @@ class SocketTransport:
 
     def send(self, event: Event) -> None:
         if self._front_end is not None:
-            self._send(self._front_end.peer, event)
+            self._socket.send_multipart((self._front_end.peer, encode(event)), flags=zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -95,10 +95,7 @@ class SocketTransport:
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         log.warning("a front end is refused: %s", reason)
-        self._send(peer, FrontEndRefused(reason))
-
-    def _send(self, peer: bytes, event: Event) -> None:
-        self._socket.send_multipart((peer, encode(event)), flags=zmq.NOBLOCK)
+        self._socket.send_multipart((peer, encode(FrontEndRefused(reason))), flags=zmq.NOBLOCK)
 
 
 class _FrontEnd:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -276,21 +277,23 @@ class Generation:
             raise EngineError("engine_error", "the engine ended the answer without the prompt's logprobs")
 
 
+@dataclass(eq=False, slots=True)
 class _AnsweredPrompt:
-    def __init__(self, token_ids: tuple[int, ...]) -> None:
-        self.token_ids = token_ids
-        self.logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
-        self.awaits_logprobs = False  # the first output of one of its choices brings them
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
+    awaits_logprobs: bool = False  # the first output of one of its choices brings them
 
 
+@dataclass(eq=False, slots=True)
 class _OpenChoice:
     """One of a request's answers."""
 
-    def __init__(self, number: int, prompt: _AnsweredPrompt, processor: OutputProcessor) -> None:
-        self.number = number
-        self.prompt = prompt
-        self.processor = processor
-        self.sequence = AsyncExitStack()  # its scope, empty where nothing is left to compute
+    number: int
+    prompt: _AnsweredPrompt
+    processor: OutputProcessor
+    sequence: AsyncExitStack = field(
+        default_factory=AsyncExitStack
+    )  # its scope, empty where nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:

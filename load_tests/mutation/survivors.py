@@ -11,7 +11,7 @@ SURVIVORS = (
     ),
     Mutant(
         "runtime/engines/continuation.py",
-        "        await self._scope.aclose()\n        placement = await",
+        "        await self.scope.aclose()\n        placement = await",
         "        placement = await",
         "the assignment to the dead host is kept",
     ),
@@ -83,8 +83,8 @@ SURVIVORS = (
     ),
     Mutant(
         "engine/engine.py",
-        "sequence.chain_root = self._chain_root(sequence.tenant, sequence.adapter)",
-        "pass",
+        "sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)",
+        "sequence.chain_root = sequence.chain_root or chain_root(sequence.tenant, self._identity, adapter)",
         "sequences that change engines keep the root of the old one's chain",
     ),
     Mutant(

@@ -60,7 +60,7 @@ class Continuations:
             await sequence.begin()
             yield sequence
         finally:
-            await sequence.leave()
+            await sequence.scope.aclose()
 
 
 class _TooLateError(EngineError):
@@ -81,7 +81,7 @@ class ContinuedSequence:
         self._assignment: Assignment | None = None
         self._prefill: PrefillWork | None = None  # of its prompt, on another host
         self.route = ""  # how it was first placed (Placement.explained)
-        self._scope = AsyncExitStack()  # of the sequence on its present host
+        self.scope = AsyncExitStack()  # of the sequence on its present host
 
     async def begin(self) -> None:
         """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
@@ -102,10 +102,7 @@ class ContinuedSequence:
             except EngineError as error:  # its host may have died while another one was asked to compute the prompt
                 if self._client is None or not self._is_cut(error):
                     raise
-            await self._scope.aclose()
-
-    async def leave(self) -> None:
-        await self._scope.aclose()
+            await self.scope.aclose()
 
     def __aiter__(self) -> AsyncIterator[TokenOutput]:
         return self
@@ -166,23 +163,23 @@ class ContinuedSequence:
 
     async def _move(self) -> None:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
-        await self._scope.aclose()
+        await self.scope.aclose()
         placement = await self._site.models.place(self._submit, self._data_sites)
         await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence where it was placed; return how, explained."""
         self._client = client = placement.replica.host.serving_client()
-        self._scope = AsyncExitStack()
+        self.scope = AsyncExitStack()
         self._prefill = None
         if placement.prefill is not None:
             placement, submit = await self._begin_prefill(placement, submit)
         if placement.why:
             self._site.observe_placement(placement)
-        self._assignment = self._scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
-        self._scope.enter_context(placement.replica.host.progress.expected())
+        self._assignment = self.scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
+        self.scope.enter_context(placement.replica.host.progress.expected())
         opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
-        self._outputs = await self._scope.enter_async_context(opened)
+        self._outputs = await self.scope.enter_async_context(opened)
         return placement.explained
 
     async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
@@ -192,7 +189,7 @@ class ContinuedSequence:
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill, work = prefill_sequence(submit, info.block_size), PrefillWork(placement.prefill)
-        fetching = await self._scope.enter_async_context(work.running(submit, prefill, placement.within_s))
+        fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit
         self._prefill = work
