@@ -93,7 +93,7 @@ class ModelRunner:
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
         self._texts = TextPooling(is_normalized)
-        self._images = ImageMemory()
+        self.images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
 
     @property
@@ -221,7 +221,7 @@ class ModelRunner:
         device = self.kv_cache.device
         batch = build_batch(step, device, chosen)
         adapters = _adapter_rows(self.adapters, batch)
-        images = self._images.rows(step.images, device) if incoming is None else None
+        images = self.images.rows(step.images, device) if incoming is None else None
         return Context(batch, self._layers, ranks=self._ranks, incoming=incoming, adapters=adapters, images=images)
 
     def _serve(self) -> torch.Tensor:
@@ -301,11 +301,7 @@ class ModelRunner:
         """Encode the next piece of an image for the steps that follow; a later stage has no use for it."""
         if isinstance(self.model, Decoder) and self.model.vision is not None:
             patches = to_device(piece, self.kv_cache.device).to(self.layout.dtype)
-            self._images.add(name, self.model.vision.encode(patches))
-
-    def drop_image(self, name: bytes) -> None:
-        """Forget an image."""
-        self._images.drop(name)
+            self.images.add(name, self.model.vision.encode(patches))
 
     def place_adapter(self, slot: int, content: SlotContent) -> None:
         """Put an adapter into a slot. Raises AdapterError."""

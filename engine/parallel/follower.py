@@ -91,7 +91,7 @@ class Follower:
             case EncodeImage(model, name, piece):
                 self._models[model].runner.encode_image(name, piece)
             case DropImage(model, name):
-                self._models[model].runner.drop_image(name)
+                self._models[model].runner.images.drop(name)
             case ClearSlab(slab):
                 self._memory.arena.clear(slab)
             case LoadPart() | WarmUpPart():

@@ -22,4 +22,4 @@ class RunnerImages:
         self._runner.encode_image(name, piece)
 
     def drop(self, name: bytes) -> None:
-        self._runner.drop_image(name)
+        self._runner.images.drop(name)
