@@ -1,12 +1,11 @@
-"""Blob, File and FormData, and the two byte formats in which forms travel, each with its inverse."""
+"""Blob, File and FormData, and the two byte formats in which forms travel: both are read, and multipart is written."""
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
-FormValue = "str | Blob"
 Data = bytes  # within Blob, whose method has that name
 
 
@@ -167,10 +166,6 @@ def decode_form(body: bytes, content_type: str) -> FormData:
             raise ValueError("a part of the form has no headers")
         _add_part(form, head.decode("utf-8", "replace"), data)
     return form
-
-
-def encode_urlencoded(pairs: Iterable[tuple[str, str]]) -> bytes:
-    return urlencode(list(pairs)).encode()
 
 
 def _add_part(form: FormData, head: str, data: bytes) -> None:
