@@ -3,9 +3,12 @@
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 
-from sites.config import ConfigError
+from edge_router.data_places import DataPlaces
+from sites.config import ConfigError, parse
+from sites.network import NetworkConfig
 from tests.edge_router.builders import model_status, network
 from tests.edge_router.fakes import FirstThen, continued_stream, last_error, reset_it, router, sites
 from wire.data_sites import DATA_SITES
@@ -98,3 +101,32 @@ def test_a_place_that_is_none_of_the_networks_stops_the_start() -> None:
             network({"ams1": "http://x:1"}, models=[{"model": "*", "data": data}])
     with pytest.raises(ConfigError, match=r"ledger\.directory"):
         network({"ams1": "http://x:1"}, accounts=[{"name": "a", "tokens_per_day": 5}])
+
+
+def test_sites_are_named_or_in_a_region_and_every_rule_that_fits_takes_some_away() -> None:
+    urls = {"ams1": "http://x:1", "iad1": "http://x:2", "sin1": "http://x:3"}
+    accounts = [{"name": "acme", "data": {"sites": ["iad1"], "regions": ["eu"]}}, {"name": "free"}]
+    models = [
+        {"model": "emb*", "data": {"sites": ["iad1", "sin1"]}}, {"model": "ember", "data": {"regions": ["asia", "eu"]}}, {"model": "*"},
+    ]  # fmt: skip
+    plain = msgspec.to_builtins(network(urls))
+    for site, region in zip(plain["sites"], ("eu", None, "asia"), strict=True):
+        site["region"] = region
+    places = DataPlaces(parse(NetworkConfig, {**plain, "accounts": accounts, "models": models}, "test"))
+
+    def names(account: str | None, own_name: str | None, model: str | None = None) -> str | None:
+        allowed = places.of(account, own_name, model or own_name)
+        return None if allowed is None else " ".join(sorted(allowed.names))
+
+    assert not places.is_empty
+    assert names(None, "other") is names("free", "other") is names("nobody", None) is None
+    assert names("acme", "other") == names("acme", None) == "ams1 iad1"
+    assert names(None, "embers") == "iad1 sin1"
+    assert names(None, "ember") == names(None, "@x/y", "ember") == names(None, "ember", "@x/y") == "sin1"
+    assert names("acme", "embers") == "iad1"
+    assert names("acme", "ember") == ""
+    before = DataPlaces(network(urls))
+    assert before.is_empty
+    before.become(places)
+    assert not before.is_empty
+    assert before.of("acme", "embers", None) == places.of("acme", "embers", None)

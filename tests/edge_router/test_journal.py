@@ -15,7 +15,7 @@ import pytest
 
 from edge_router.app import build_app
 from edge_router.durable import DurableStreams
-from edge_router.journal import AnswerBegun, Journals, StreamEnded, StreamStopped, TakenOver, Told
+from edge_router.journal import AnswerBegun, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
 from sites.config import ConfigError
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock, network
@@ -140,6 +140,56 @@ async def test_what_is_over_is_swept_and_what_is_at_work_is_not(tmp_path: Path) 
     journals.sweep(keep_s=1000, max_bytes=0)
     assert sorted(os.listdir(tmp_path)) == [names[3], "notes.txt"]
     journals.close()
+
+
+def whole_file(path: Path) -> JournalFile:
+    file = JournalFile(path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    assert file.take()
+    return file
+
+
+def test_a_disk_that_takes_some_bytes_at_a_time_gets_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [ASKED, Told(event(0), points(100)), Told(event(1), points(101)), StreamEnded()]
+    whole, slow = whole_file(tmp_path / "whole"), whole_file(tmp_path / "slow")
+    for some in (entries[:1], entries[1:3], entries[3:]):
+        whole.append(*some)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:7], at))
+    for some in (entries[:1], entries[1:3], entries[3:]):
+        slow.append(*some)
+    assert (tmp_path / "slow").read_bytes() == (tmp_path / "whole").read_bytes()
+    reader = JournalFile(tmp_path / "slow", os.open(tmp_path / "slow", os.O_RDWR))
+    assert (reader.read(), reader.read()) == (entries, [])
+    for file in (whole, slow, reader):
+        file.close()
+        file.close()
+
+
+def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = whole_file(tmp_path / "j")
+    file.append(ASKED)
+    before, pwrite = (tmp_path / "j").read_bytes(), os.pwrite
+
+    def full(fd: int, data: memoryview, at: int) -> int:
+        if at > len(before):
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(fd, data[:7], at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="full"):
+            file.append(Told(event(0), points(100)))
+    assert (tmp_path / "j").read_bytes() == before
+    file.append(StreamEnded())
+    file.close()
+    again = whole_file(tmp_path / "j")
+    assert again.read() == [ASKED, StreamEnded()]
+    again.begin_behind()
+    assert again.read() == [], "what was written here is known here"
+    again.remove()
+    assert not (tmp_path / "j").exists()
 
 
 @pytest.mark.parametrize("name", ["../usage", "x" * 32, NAME.upper(), "", NAME + "\n"])

@@ -81,6 +81,42 @@ async def test_an_accounts_keys_have_one_bucket_whatever_the_spelling_and_the_pa
         await admission.admit(Head("POST", path, path, [("authorization", spelled)]), "1.2.3.4")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "target", "word"),
+    [
+        ("POST", "/v1/chat/completions", "/v1/chat/completions?a=%20", ""),
+        *((method, "/v1/models", "/v1/models", "") for method in ("GET", "HEAD", "OPTIONS")),
+        ("POST", "/v1/models", "/v1/models", "method_not_allowed"),
+        ("DELETE", "/ai/v1/models", "/ai/v1/models", "method_not_allowed"),
+        ("POST", "/v1/models/x", "/v1/models/x", ""),
+        ("GET", "/v1/../admin", "/v1/../admin", "not_found"),
+        ("GET", "/v1/a/..", "/v1/a/%2e%2e", "not_found"),
+        ("GET", "/v1/..a/b..", "/v1/..a/b..", ""),
+        ("GET", "/v1/a b", "/v1/a b", "invalid_request"),
+        ("GET", "/v1/\xe9", "/v1/\xe9", "invalid_request"),
+        ("GET", "/v1/\x7f", "/v1/\x7f", "invalid_request"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_by_its_head_and_counts_nowhere(
+    method: str, path: str, target: str, word: str
+) -> None:
+    door = limits(Clock(), requests_per_min=1)
+    admission = AdmissionFilter(Access([], is_required=False), door)
+    asked = Head(method, path, target, [])
+    if word:
+        with pytest.raises(ApiError) as refused:
+            await admission.admit(asked, "1.2.3.4")
+        assert refused.value.word == word
+    else:
+        with await admission.admit(asked, "1.2.3.4"):
+            assert door.num_open == 1
+    assert (len(door._tenants), door.num_open) == (not word, 0)
+    admission.is_draining = True
+    with pytest.raises(ApiError) as refused:
+        await admission.admit(asked, "1.2.3.4")
+    assert (refused.value.word, refused.value.retry_after_s) == ("draining", 1)
+
+
 def test_accounts_without_a_key_share_the_bucket_of_those_who_have_none() -> None:
     door = limits(Clock(), requests_per_min=1)
     for i, refused in enumerate((False, True)):

@@ -16,6 +16,7 @@ from edge_router.relay import (
     SiteDraining,
     StreamDone,
     StreamRelay,
+    error_of,
 )
 from wire.continuation import (
     DRAIN_NOTICE,
@@ -183,3 +184,34 @@ def test_a_body_that_ends_before_the_stream_does_has_broken_it(stream: bytes, is
     (broken,) = relay.end()
     assert isinstance(broken, Broken)
     assert broken.cause == "closed"
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b'{"error": {"code": "a"}}', {"code": "a"}),
+        (b'{"type": "error", "error": {"type": "a"}}', {"type": "a"}),
+        (b'{"type": "error", "code": "a"}', {"type": "error", "code": "a"}),
+        (b'{"errors": [{"code": 1}, {"code": 2}], "error": {"code": 3}}', {"code": 1}),
+        (b'{"errors": [], "error": {"code": 3}}', {"code": 3}),
+        (b'{"errors": {"code": 1}}', {}),
+        (b'{"errors": ["code"]}', {}),
+        (b'{"error": "text"}', {}),
+        (b'{"type": "message", "code": "a"}', {}),
+        (b'["error"]', {}),
+        (b"", {}),
+        (b"{", {}),
+    ],
+)  # fmt: skip
+def test_every_dialects_error_is_found_and_nothing_else_is_one(body: bytes, error: dict[str, object]) -> None:
+    assert error_of(body) == error
+
+
+def test_an_answer_has_begun_with_its_first_event_that_is_no_comment() -> None:
+    for is_resumable in (True, False):
+        relay = StreamRelay(DeliveryLog(), is_resumable=is_resumable)
+        assert (relay.has_data, relay.num_events) == (False, 0)
+        relay.feed(HEARTBEAT + b"id: 1\n\n" + b"data")
+        assert (relay.has_data, relay.num_events) == (False, 2)
+        relay.feed(b": a\n\n")
+        assert (relay.has_data, relay.num_events) == (True, 3)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,46 +91,125 @@ def test_releasing_too_often_is_noticed() -> None:
         pool.release([block])
 
 
-ACTIONS = ["allocate", "release", "register", "share", "forget", "add", "remove"]
+NAMES = [bytes([n]) for n in range(6)]
+ACTIONS = [
+    *("allocate", "release", "register", "share") * 2,
+    "release all", "forget", "discard", "recount", "add", "remove",
+]  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9))))
-@settings(deadline=None)
-def test_every_block_is_held_evictable_or_free(actions: list[tuple[str, int]]) -> None:
-    pool = BlockPool(5, capacity=10)
-    held: list[int] = []
-    present = set(range(5))
-    for action, n in actions:
-        if action == "add":
-            pool.add_blocks({n} - present)
-            present.add(n)
-        elif action == "remove":
-            generation = pool.generations[n]
-            if n not in held:
-                pool.remove_blocks([n])
-                assert pool.generations[n] == generation + (n in present)
-                present -= {n}
-        elif action == "allocate":
-            block = pool.allocate()
-            assert (block is None) == (len(set(held)) == len(present))
-            assert block is None or (block in present and block not in held)
-            held += [] if block is None else [block]
-        elif action == "share":
-            found = [pool.find(bytes([n]), -1)] if pool.has(bytes([n])) else []
-            pool.hold(found)
-            held += found
-        elif held:
-            block = held[n % len(held)]
-            if action == "release":
-                held.remove(block)
-                pool.release([block])
-            elif action == "register":
-                pool.register(block, bytes([n]))
-            else:
-                pool.forget([block])
+class PlainPool:
+    """What a pool of two shares should say, by looking at every block. Which of the evictable ones goes is EvictionOrder's to say."""
+
+    def __init__(self, present: set[int], can_lend: list[int]) -> None:
+        self.present = present
+        self.can_lend = can_lend
+        self.holds: Counter[int] = Counter()
+        self.name_of: dict[int, bytes] = {}
+        self.generations: Counter[int] = Counter()
+        self.forgotten: list[int] = []
+
+    def of(self, share: int) -> set[int]:
+        return {block for block in self.present if block % 2 == share}
+
+    def free(self, share: int) -> list[int]:
+        return sorted(block for block in self.of(share) if not self.holds[block] and block not in self.name_of)
+
+    def evictable(self, share: int) -> set[int]:
+        return {block for block in self.of(share) if not self.holds[block] and block in self.name_of}
+
+    def found(self, share: int) -> dict[bytes, int]:
+        return {name: block for block, name in self.name_of.items() if block % 2 == share}
+
+    def forget(self, block: int) -> None:
+        if self.name_of.pop(block, None) is not None:
+            self.forgotten.append(block)
+
+    def assert_same(self, pool: BlockPool, forgotten: list[int]) -> None:
         pool.assert_consistent()
-        assert pool.num_held == len(set(held))
-        assert pool.num_blocks == len(present)
+        assert forgotten == self.forgotten
+        held = {block for block, holds in self.holds.items() if holds}
+        assert (pool.num_blocks, pool.num_held) == (len(self.present), len(held))
+        assert list(pool.generations) == [self.generations[block] for block in range(10)]
+        assert [pool.num_holders(block) for block in range(10)] == [self.holds[block] for block in range(10)]
+        for share in (0, 1):
+            assert pool.num_available_in(share) == len(self.free(share)) + len(self.evictable(share))
+            found = self.found(share)
+            assert [pool.find(name, -1, share) for name in NAMES] == [found.get(name, -1) for name in NAMES]
+            assert [pool.has(name, share) for name in NAMES] == [name in found for name in NAMES]
+        for some in (range(3), range(3, 10)):
+            assert pool.is_held(some) == bool(held & set(some))
+            assert pool.num_cached(some) == len(self.name_of.keys() & set(some))
+            assert pool.num_evictable(some) == len(set(some) - held)
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 9), st.sampled_from(NAMES)), max_size=40))
+@settings(deadline=None)
+def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: list[tuple[str, int, bytes]]) -> None:
+    def lend() -> bool:
+        if plain.can_lend:
+            plain.present.add(block := plain.can_lend.pop())
+            pool.add_blocks([block])
+            return True
+        return False
+
+    plain, forgotten = PlainPool(set(range(4)), [4, 5]), list[int]()
+    pool = BlockPool(4, 10, lend, forgotten.append, num_shares=2)
+    for action, n, name in actions:
+        share, held = n % 2, sorted(plain.holds.elements())
+        block = held[n % len(held)] if held else None
+        if action == "allocate":
+            taken = pool.allocate(share)  # borrows only while none of its share is free
+            if free := plain.free(share):
+                assert taken == free[0], "low numbers go first"
+            elif taken is None:
+                assert not plain.evictable(share)
+            else:
+                assert taken in plain.evictable(share)
+                plain.forget(taken)
+            if taken is not None:
+                plain.holds[taken] += 1
+                plain.generations[taken] += 1
+        elif action == "share" and name in plain.found(share):
+            pool.hold([one := plain.found(share)[name]])
+            plain.holds[one] += 1
+        elif action == "add" and n not in plain.present and n not in plain.can_lend:
+            pool.add_blocks([n])
+            plain.present.add(n)
+        elif action == "remove" and not plain.holds[n]:
+            pool.remove_blocks([n])
+            if n in plain.present:
+                plain.forget(n)
+                plain.present.remove(n)
+                plain.generations[n] += 1
+        elif action == "discard":
+            bad = [each for each in (plain.found(0).get(name), plain.found(1).get(name)) if each is not None]
+            assert pool.discard([name]) == [each for each in bad if not plain.holds[each]]
+            for each in bad:
+                plain.forget(each)
+        elif block is None:
+            continue
+        elif action == "release":
+            pool.release([block])
+            plain.holds[block] -= 1
+        elif action == "release all":
+            pool.release(sorted(set(held)))
+            plain.holds.subtract(set(held))
+        elif action == "register":
+            is_first = name not in plain.found(block % 2) and block not in plain.name_of
+            assert pool.register(block, name) == is_first
+            if is_first:
+                plain.name_of[block] = name
+            assert pool.is_found(block, name) == (plain.name_of.get(block) == name)
+        elif action == "forget":
+            pool.forget([block])
+            plain.forget(block)
+        elif action == "recount":
+            pool.recount(block, n % 3)
+            plain.holds[block] = n % 3
+            if not n % 3:
+                plain.forget(block)
+        plain.assert_same(pool, forgotten)
 
 
 def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_eviction() -> None:

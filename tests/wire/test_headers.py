@@ -3,7 +3,17 @@
 import hashlib
 import hmac
 
-from wire.headers import Hop, forwardable, hop_is_genuine, sign_hop, signed_body, site_of_hop
+from wire.headers import (
+    Hop,
+    age_of_hop,
+    forwardable,
+    hop_is_genuine,
+    sign_hop,
+    signed_body,
+    site_of_hop,
+    tell_clock,
+    told_clock,
+)
 
 
 def test_hop_by_hop_headers_and_those_named_by_connection_stay_behind() -> None:
@@ -102,3 +112,29 @@ def test_a_signature_is_hmac_sha256_for_keys_of_any_length() -> None:
     for secret in ("", "s", "k" * 64, "k" * 65, "\u00e9" * 200):
         mac = hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
         assert sign_hop(secret, 1000.4, ASKED, b"body") == f"1000.{digest}.{mac}.ams1"
+
+
+def test_a_clock_is_believed_of_its_site_for_one_answer_and_only_from_who_has_the_secret() -> None:
+    value = tell_clock("secret", 1234.9, "ams1", "r1")
+    assert told_clock(value, "secret", "ams1", "r1") == 1234.0
+    stamp, _, mac = value.partition(".")
+    for other, secret, site, request_id in (
+        (value, "other", "ams1", "r1"),
+        (value, "secret", "iad1", "r1"),
+        (value, "secret", "ams1", "r2"),
+        (f"1235.{mac}", "secret", "ams1", "r1"),
+        (f"{stamp}.{mac}é", "secret", "ams1", "r1"),
+        (f"{stamp}.", "secret", "ams1", "r1"),
+        (stamp, "secret", "ams1", "r1"),
+        (f"-{value}", "secret", "ams1", "r1"),
+        ("", "secret", "ams1", "r1"),
+    ):
+        assert told_clock(other, secret, site, request_id) is None, other
+    assert told_clock(sign_hop("secret", 1234.0, ASKED), "secret", "ams1", "r1") is None, "no signature is a clock"
+
+
+def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signature() -> None:
+    ages = [age_of_hop(text, 1000.0) for text in ("990.a.b.c", "1010", "", ".a", "-5.a", "1" * 20, "1" * 19, "١٠")]
+    assert ages[:6] == [10.0, -10.0, None, None, None, None]
+    assert ages[6] is not None
+    assert ages[7] is None

@@ -74,3 +74,35 @@ def test_an_endless_event_is_refused() -> None:
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
 def test_every_line_end_in_data_begins_a_data_line(end: bytes) -> None:
     assert encode_event(b"a" + end + b"event: b") == b"data: a\ndata: event: b\n\n"
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"\n", b"\r", b"\r\n", b"\n\n", b"data: a", b":", b"\xef\xbb\xbf", b"\xef"]), max_size=12
+    ),
+    st.data(),
+)
+def test_what_is_read_does_not_depend_on_the_pieces_in_which_it_comes(parts: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(parts)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
+    whole, pieces = EventDecoder(), EventDecoder()
+    expected = whole.feed(stream)
+    assert [event for chunk in in_chunks(stream, cuts) for event in pieces.feed(chunk)] == expected
+    assert pieces.pending_bytes == whole.pending_bytes
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_an_event_may_have_as_many_bytes_as_the_limit_until_its_end_comes(size: int) -> None:
+    decoder, event = EventDecoder(max_event_bytes=100), b"data: " + b"x" * 94
+    assert [decoder.feed(chunk) for chunk in in_chunks(event, [*range(0, 100, size)])].count([]) == -(-100 // size)
+    (found,) = decoder.feed(b"\n\n")
+    assert found.raw == event + b"\n\n"
+    decoder.feed(event)
+    with pytest.raises(SSEError):
+        decoder.feed(b"x")
+
+
+def test_fields_are_read_as_the_standard_says() -> None:
+    read = parse_event(b"id: 1\nid: 2\0\nevent:  b\nevent: c\ndata\ndatum: x\ndata:  y\nretry: 1\n: data: z\n\n")
+    assert read[:3] == (b"\n y", b"1", b"c")
+    assert parse_event(b"id:\n\n")[:3] == (None, b"", None)

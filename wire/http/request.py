@@ -29,20 +29,20 @@ class RequestHead(NamedTuple):
     @classmethod
     def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
         """Raises ApiError."""
-        keep_alive, expects, num_hosts, coding = version == "1.1", False, 0, b""
+        tokens, expects, num_hosts, coding = set[bytes](), False, 0, b""
         for name, value in headers:
             if name not in _FRAMING:
                 continue
             if name == b"host":
                 num_hosts += 1
             elif name == b"connection":
-                tokens = [token.strip() for token in value.lower().split(b",")]
-                keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
+                tokens.update([token.strip() for token in value.lower().split(b",")])
             elif name == b"expect":
                 expects = value.lower() == b"100-continue" and version == "1.1"
             else:
                 coding += (b"," if coding else b"") + (value.lower() or b"?")
         _judge(version, num_hosts, coding)
+        keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
         return cls(method, url, version, headers, keep_alive, expects)
 
     def scope(self, around: dict[str, Any]) -> dict[str, Any]:

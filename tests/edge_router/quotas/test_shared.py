@@ -11,7 +11,16 @@ from edge_router.ledger.store import UsageStoreError
 from edge_router.quotas import shared
 from edge_router.quotas.daily import DailyQuotas
 from edge_router.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey, granted
-from edge_router.quotas.shared import GIVEN_BACK_S, LEASE_SHARE, TICK_S, TOLD_EVERY_S, QuotaLease, SharedQuotas
+from edge_router.quotas.shared import (
+    ASKED_AGAIN_S,
+    CONFIRMED_EVERY_S,
+    GIVEN_BACK_S,
+    LEASE_SHARE,
+    TICK_S,
+    TOLD_EVERY_S,
+    QuotaLease,
+    SharedQuotas,
+)
 from sites.network import CustomerConfig
 from tests.edge_router.builders import Clock
 from wire.errors import ApiError
@@ -100,6 +109,76 @@ def test_what_is_at_work_stays_held_though_more_is_used_than_there_is() -> None:
     claim = LeaseClaim(KEY, capacity=100, per_s=0, before=0, spent=0, at_work=5, spare=10)
     assert granted(claim, used=40, held_by_others=20) == LeaseGrant(held=15, free=25)
     assert granted(claim, used=98, held_by_others=10) == LeaseGrant(held=5, free=-13)
+
+
+def lease_of(held: float = 0.0, **more: float) -> QuotaLease:
+    """A lease of a limit of 160, whose part is 10, as the store confirmed it a moment ago, at 100."""
+    lease = QuotaLease(KEY, 160, more.pop("per_s", 0.0), 0, now=100.0)
+    lease.held, lease.seen_at = held, 100.0
+    for name, value in more.items():
+        setattr(lease, name, value)
+    return lease
+
+
+UNUSED = 100.0 - GIVEN_BACK_S
+
+
+@pytest.mark.parametrize(
+    ("lease", "after_s", "is_due"),
+    [
+        (lease_of(10), 0.0, False),
+        (lease_of(10, wanted=1), 0.0, True),
+        (lease_of(20), 0.0, False),
+        (lease_of(20.1), 0.0, True),  # more than its part twice over
+        (lease_of(23, at_work=2, spent=1), 0.0, False),
+        (lease_of(5), 0.0, False),
+        (lease_of(4.9), 0.0, True),  # less than half of it
+        (lease_of(4.9, empty_until=100.1), 0.0, False),  # there was no more a moment ago
+        (lease_of(4.9, empty_until=100.0), 0.0, True),
+        (lease_of(3, at_work=3, used_at=UNUSED), 0.0, False),
+        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # nobody uses it: back with it
+        (lease_of(30, used_at=UNUSED + 0.1, at_work=20), 0.0, False),
+        (lease_of(10, spent=1), TOLD_EVERY_S - 0.01, False),
+        (lease_of(10, spent=1), TOLD_EVERY_S, True),
+        (lease_of(10), CONFIRMED_EVERY_S - 0.6, False),
+        (lease_of(10, used_at=101.0), CONFIRMED_EVERY_S, True),
+        (lease_of(3, at_work=3, used_at=UNUSED), CONFIRMED_EVERY_S - 0.1, False),
+        (lease_of(3, at_work=3, used_at=UNUSED), CONFIRMED_EVERY_S, True),
+        (lease_of(0, used_at=UNUSED), 1e6, False),
+    ],
+)
+def test_the_store_hears_of_a_lease_when_there_is_something_to_tell(
+    lease: QuotaLease, after_s: float, is_due: bool
+) -> None:
+    assert lease.is_due(100.0 + after_s) == is_due
+
+
+def test_a_lease_is_worth_what_is_left_of_it_until_the_store_may_have_given_it_away() -> None:
+    lease = lease_of(10, at_work=3, spent=2)
+    assert [lease.room(100.0), lease.room(100.0 + EXPIRES_S - 0.1), lease.room(100.0 + EXPIRES_S)] == [5, 5, 0]
+    assert QuotaLease(KEY, 160, 0, 0, now=100.0).room(100.0) == 0
+    assert [QuotaLease(KEY, capacity, 0, 0, now=0).size for capacity in (160, 16, 1)] == [10, 1, 1]
+    lease = lease_of(4, per_s=2.0, free=1.0)
+    assert [lease.wait_s(need, 100.0) for need in (4, 5, 9)] == [0, 0, 2]
+    assert lease_of(4).wait_s(9, 100.0) == 1.0, "nothing of it comes back by itself"
+
+
+def test_a_claim_says_what_was_spent_since_the_last_one_and_what_is_wanted_beyond_what_is_at_work() -> None:
+    lease = lease_of(10, spent=2, at_work=3)
+    claim = lease.claim(100.0)
+    assert claim == LeaseClaim(KEY, 160, 0, 0, 2, 3, spare=10)
+    lease.spend(5)  # while the store answers
+    lease.answered(claim, LeaseGrant(12, 0.5), 101.0)
+    assert (lease.held, lease.free, lease.spent, lease.seen_at, lease.empty_until) == (12, 0.5, 5, 101.0, float("-inf"))
+    lease.answered(lease.claim(102.0), LeaseGrant(12, 0.0), 102.0)
+    assert (lease.spent, lease.empty_until) == (0, 102.0 + ASKED_AGAIN_S)
+    assert [lease_of(1, used_at=UNUSED, wanted=wanted).claim(100.0).spare for wanted in (0.0, 4.0)] == [0, 14]
+
+
+@pytest.mark.parametrize("still", [{"held": 1.0}, {"at_work": 1.0}, {"spent": 1.0}, {"used_at": UNUSED + 0.1}])
+def test_a_lease_is_forgotten_when_nothing_is_left_of_it(still: dict[str, float]) -> None:
+    assert lease_of(used_at=UNUSED).is_gone(100.0)
+    assert not lease_of(**{"used_at": UNUSED, **still}).is_gone(100.0)
 
 
 async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_was() -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import Gemma3TextConfig, MistralConfig, PreTrainedConfig
 
 from engine.kv.groups import CacheGroups
@@ -60,6 +62,28 @@ def test_what_a_context_needs_ends_growing_where_its_windows_are_full() -> None:
     assert [groups.most_blocks(40, n) for n in (40, 8, 4)] == [15, 15, 14], "a chunk lies behind its window"
     assert [groups.longest_context(n, 100) for n in (0, 1, 2, 10, 15, 99)] == [0, 0, 4, 20, 40, 100]
     assert CacheGroups(4, 8, (9,)).longest_context(5, 10**6) == 10**6
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 12))
+def test_what_a_window_sees_behind_so_many_blocks_is_what_its_next_token_sees(
+    size: int, window: int, num_blocks: int
+) -> None:
+    groups, position = CacheGroups(size, 8, (None, window)), num_blocks * size
+    seen = [i for i in range(num_blocks) if (i + 1) * size > position - (window - 1)]
+    first = min([*seen, max(0, num_blocks - 1)])  # one at least: a table points somewhere
+    assert (groups.first_seen(0, num_blocks), groups.first_seen(1, num_blocks)) == (0, first)
+    places = [(i, group) for i in range(num_blocks) for group in (0, 1) if group == 0 or i >= first]
+    assert groups.seen(num_blocks) == places
+    assert CacheGroups(size, 8, (window,)).seen(num_blocks) == [(i, 0) for i in range(first, num_blocks)]
+
+
+@given(st.integers(1, 5), st.sampled_from([(None,), (7,), (None, 3), (2, 9)]), st.integers(0, 30), st.integers(0, 60))
+def test_the_longest_context_is_the_last_that_fits(
+    size: int, windows: tuple[int | None, ...], num_blocks: int, at_most: int
+) -> None:
+    groups = CacheGroups(size, 8, windows)
+    fits = [n for n in range(0, at_most + size, size) if groups.most_blocks(n, n) <= num_blocks]
+    assert groups.longest_context(num_blocks, at_most) == min(at_most, max(fits))
 
 
 def test_a_sequence_holds_no_more_than_its_windows_need() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wire.errors import ApiError
 from wire.http.request import (
     MAX_PIPELINED,
     Begun,
@@ -13,6 +14,7 @@ from wire.http.request import (
     Ended,
     Refused,
     RequestEvent,
+    RequestHead,
     RequestReader,
     WebSocketAsked,
 )
@@ -79,3 +81,104 @@ def test_requests_ahead_of_their_answers_are_bounded() -> None:
     events = read(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * (MAX_PIPELINED + 2))
     assert len([event for event in events if isinstance(event, Begun)]) == MAX_PIPELINED + 1
     assert isinstance(events[-1], Refused)
+
+
+HOST = (b"host", b"x")
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "keep_alive", "expects"),
+    [
+        ("1.1", [HOST], True, False),
+        ("1.1", [HOST, (b"connection", b"close")], False, False),
+        ("1.1", [HOST, (b"connection", b"Keep-Alive , CLOSE")], False, False),
+        ("1.1", [HOST, (b"connection", b"close"), (b"connection", b"keep-alive")], False, False),
+        ("1.1", [HOST, (b"connection", b"upgrade")], True, False),
+        ("1.1", [HOST, (b"expect", b"100-Continue")], True, True),
+        ("1.1", [HOST, (b"expect", b"200-ok")], True, False),
+        ("1.1", [HOST, (b"transfer-encoding", b"Chunked")], True, False),
+        ("1.0", [], False, False),
+        ("1.0", [HOST, (b"connection", b"keep-alive")], True, False),
+        ("1.0", [HOST, (b"connection", b"keep-alive, close")], False, False),
+        ("1.0", [HOST, (b"expect", b"100-continue")], False, False),
+    ],
+)
+def test_a_head_says_whether_another_request_follows_and_whether_its_client_waits(
+    version: str, headers: list[tuple[bytes, bytes]], keep_alive: bool, expects: bool
+) -> None:
+    head = RequestHead.of(b"GET", b"/", version, headers)
+    assert (head.keep_alive, head.expects) == (keep_alive, expects)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "word"),
+    [
+        ("0.9", [HOST], "http_version_not_supported"),
+        ("2.0", [HOST], "http_version_not_supported"),
+        ("1.1", [], "invalid_request"),
+        ("1.1", [HOST, HOST], "invalid_request"),
+        ("1.0", [HOST, HOST], "invalid_request"),
+        ("1.0", [(b"transfer-encoding", b"chunked")], "invalid_request"),
+        ("1.1", [HOST, (b"transfer-encoding", b"gzip, chunked")], "not_implemented"),
+        ("1.1", [HOST, (b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"chunked")], "not_implemented"),
+        ("1.1", [HOST, (b"transfer-encoding", b"")], "not_implemented"),
+        ("1.1", [HOST, (b"transfer-encoding", b""), (b"transfer-encoding", b"chunked")], "not_implemented"),
+    ],
+)
+def test_a_head_that_another_reader_may_take_otherwise_is_refused(
+    version: str, headers: list[tuple[bytes, bytes]], word: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        RequestHead.of(b"POST", b"/", version, headers)
+    assert refused.value.word == word
+
+
+def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
+    def outcome(*pieces: bytes) -> str:
+        reader, events = RequestReader(64, 3), list[RequestEvent]()
+        for piece in pieces:
+            events += reader.feed(piece, 0)
+        if not events:
+            return "unfinished"
+        return events[0].error.word if isinstance(events[0], Refused) else type(events[0]).__name__
+
+    line, end = b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n\r\n"
+    longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # names and values count of what is whole
+    assert outcome(line + longest + end) == "Begun"
+    assert outcome(line + longest + b"b" + end) == "headers_too_large"
+    assert outcome(line + b"a: 1\r\nb: 2" + end) == "Begun"
+    assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3" + end) == "headers_too_large"
+    begun = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of what is not, every byte
+    for pieces in ((begun,), (begun[:20], begun[20:])):
+        assert outcome(*pieces) == "unfinished"
+        assert outcome(*pieces, b"b") == "headers_too_large"
+    assert outcome(line + end, begun) == outcome(line + end, line + end) == "Begun"
+
+
+@pytest.mark.parametrize(
+    ("change", "becomes_one"),
+    [
+        ((b"", b""), True),
+        ((b"GET", b"POST"), False),
+        ((b"upgrade: WebSocket", b"upgrade: h2c"), False),
+        ((b"upgrade: WebSocket", b"upgrade: h2c\r\nupgrade: websocket"), False),
+        ((b"host: x", b"host: x\r\ncontent-length: 0"), True),
+        ((b"host: x", b"host: x\r\ncontent-length: 00"), False),
+    ],
+)
+def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], becomes_one: bool) -> None:
+    events = read(SOCKET.replace(*change, 1))
+    assert isinstance(events[0], WebSocketAsked if becomes_one else Begun)
+    if not becomes_one:
+        assert isinstance(events[0], Begun)
+        assert b"upgrade" not in dict(events[0].head.headers), "nobody behind it may grant what was passed over"
+
+
+def test_a_tunnel_and_http2_are_refused_by_name() -> None:
+    for asked, word in (
+        (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", "invalid_request"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "http_version_not_supported"),
+    ):
+        (refused,) = read(asked)
+        assert isinstance(refused, Refused)
+        assert refused.error.word == word

@@ -2,10 +2,15 @@
 
 import json
 import os
+import resource
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime.functions.host import confinement, system
+from runtime.functions.host.confinement import EXTRA_ADDRESS_SPACE, SIGNALS, Confinement, namespaces, top_most
 from tests.runtime.functions.conftest import Served
 
 GROUP = 54_321
@@ -48,3 +53,50 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
     assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
+
+
+def limits(tier: int = 2, uid: int | None = 7, **more: Any) -> Confinement:
+    fields = {
+        "folder": "/f",
+        "layers": [],
+        "scratch": "/s",
+        "memory_mib": 3,
+        "disk_mib": 2,
+        "open_files": 5,
+        "threads": 9,
+    }
+    return Confinement(tier=tier, uid=uid, **{**fields, **more})
+
+
+def test_a_process_has_namespaces_of_its_own_from_tier_2_on_and_is_no_root_outside() -> None:
+    own = system.CLONE_NEWNS | system.CLONE_NEWPID | system.CLONE_NEWNET
+    assert [namespaces(limits(tier, uid)) for tier in (1, 2, 3) for uid in (7, None)] == [
+        0, 0, own, own | system.CLONE_NEWUSER, own, own | system.CLONE_NEWUSER,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tier", "uid", "counts_processes"), [(1, None, False), (1, 7, True), (2, None, True), (2, 7, True)]
+)
+def test_every_limit_is_set_for_good_and_processes_are_counted_where_they_are_the_functions_alone(
+    tier: int, uid: int | None, counts_processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "setrlimit", told.__setitem__)
+    confinement._set_limits(limits(tier, uid))
+    expected = {
+        resource.RLIMIT_DATA: 3 << 20, resource.RLIMIT_AS: (3 << 20) + EXTRA_ADDRESS_SPACE, resource.RLIMIT_FSIZE: 2 << 20,
+        resource.RLIMIT_NOFILE: 5, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: SIGNALS, **({resource.RLIMIT_NPROC: 9} if counts_processes else {}),
+    }  # fmt: skip
+    assert told == {which: (value, value) for which, value in expected.items()}
+
+
+def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_path: Path) -> None:
+    for name in ("lib/python", "lib64", "lib/pythonic"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "lib" / "python")
+    paths = [str(tmp_path / name) for name in ("lib/python", "lib64", "lib/pythonic", "link", "missing", "lib64")]
+    assert sorted(top_most(paths)) == sorted(str(tmp_path / name) for name in ("lib/python", "lib64", "lib/pythonic"))
+    assert sorted(top_most([*paths, str(tmp_path / "lib")])) == [str(tmp_path / "lib"), str(tmp_path / "lib64")]
+    assert list(top_most(["/", str(tmp_path)])) == ["/"]

@@ -1,0 +1,80 @@
+"""One look over all that is waited for: who is looked at, how often, and what a standstill of this process means to them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from edge_router import silence
+from edge_router.silence import LOOKED_AT_ONCE, SilenceWatch
+
+NEVER = float("-inf")
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.looks: list[tuple[float, float]] = []
+        self.leaving: set[Waiting] | None = None  # of the watched: all of them, when this one is looked at
+
+    def look(self, now: float, awake_since: float) -> None:
+        self.looks.append((now, awake_since))
+        if self.leaving is not None:
+            self.leaving.clear()
+
+
+@asynccontextmanager
+async def running(watch: SilenceWatch) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(20):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_are_looked_at_again_and_again_and_who_has_left_is_not() -> None:
+    watch = SilenceWatch(0.001)
+    all_of_them = [Waiting() for _ in range(2 * LOOKED_AT_ONCE + 1)]
+    watch.watched.update(all_of_them)
+    async with running(watch):
+        while min(len(each.looks) for each in all_of_them) < 2:
+            await asyncio.sleep(0.001)
+        watch.watched.discard(all_of_them[0])
+        seen, others = len(all_of_them[0].looks), len(all_of_them[1].looks)
+        while len(all_of_them[1].looks) < others + 2:
+            await asyncio.sleep(0.001)
+    assert len(all_of_them[0].looks) == seen
+    assert max(since for each in all_of_them for _, since in each.looks) == NEVER
+
+
+async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
+    watch = SilenceWatch(0.001)
+    each_ends_the_others: list[Waiting] = [Waiting() for _ in range(LOOKED_AT_ONCE // 2)]
+    for each in each_ends_the_others:
+        each.leaving = watch.watched  # type: ignore[assignment]
+    watch.watched.update(each_ends_the_others)
+    async with running(watch):
+        while watch.watched:
+            await asyncio.sleep(0.001)
+    assert sum(len(each.looks) for each in each_ends_the_others) == 1
+
+
+async def test_a_standstill_of_this_process_is_told_and_ordinary_delays_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "LOOK_AGAIN_S", 0.05)
+    watch, waiting = SilenceWatch(0.001), Waiting()
+    watch.watched.add(waiting)
+    async with running(watch):
+        while not waiting.looks:
+            await asyncio.sleep(0.001)
+        before = time.monotonic()
+        time.sleep(0.08)  # noqa: ASYNC251
+        stood_until = time.monotonic()
+        while waiting.looks[-1][1] == NEVER:
+            await asyncio.sleep(0.001)
+    now, awake_since = waiting.looks[-1]
+    assert before < stood_until <= awake_since <= now
