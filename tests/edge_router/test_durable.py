@@ -3,12 +3,15 @@ death."""
 
 import asyncio
 import json
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from edge_router.downstream import Downstream
-from edge_router.durable import DurableStream, DurableStreams
-from edge_router.journal import Asked
+from edge_router.durable import STREAM, DurableStream, DurableStreams, accepted, tell
+from edge_router.event_buffer import EVENT_BYTES
+from edge_router.journal import AnswerBegun, Asked, StreamEnded, Told
 from edge_router.request import Head, wants_durable
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock
@@ -26,7 +29,7 @@ from tests.edge_router.fakes import (
     sites,
     stream_of,
 )
-from wire.continuation import AnswerName
+from wire.continuation import AnswerName, ResumePoint
 from wire.errors import ApiError
 from wire.sse import Event, EventDecoder, encode_event
 
@@ -282,3 +285,131 @@ async def test_a_request_counts_with_its_stream_until_that_has_ended() -> None:
         fakes[0].go_on.set()
         async with asyncio.timeout(10):
             await running.until(lambda: recordings.num_bytes < 10_000)
+
+
+class Reader:
+    """A client that is told of a stream."""
+
+    def __init__(self) -> None:
+        self.status, self.headers, self.body, self.is_over = 0, dict[str, str](), b"", False
+
+    async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        assert len(dict(headers)) == len(headers), "no header twice"
+        self.status, self.headers, self.body, self.is_over = status, dict(headers), body, True
+
+    async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
+        await self.respond(status, headers, b"")
+        self.is_over = False
+
+    async def write(self, batch: bytes) -> None:
+        self.body += batch
+
+    async def end_stream(self) -> None:
+        self.is_over = True
+
+
+def stream(asked: Asked = ASKED, head: Head = HEAD, **config: float) -> DurableStream:
+    return DurableStream("name", asked, head, DurableConfig(**config))
+
+
+async def told(recording: DurableStream, place: int = 0) -> Reader:
+    reader = Reader()
+    await tell(recording, cast(Downstream, reader), place)
+    return reader
+
+
+async def test_a_reader_is_told_the_answers_head_and_the_streams_name() -> None:
+    given = [("content-type", "text/event-stream"), ("content-length", "7"), ("x-a", "b"), ("x-request-id", "q")]
+    recording = stream()
+    await recording.start_stream(203, given)
+    await recording.write(encode_event(b"x") + encode_event(b"y"))
+    recording.events.end(1.0)
+    reader = await told(recording, 1)
+    assert (reader.status, reader.body, reader.is_over) == (203, encode_event(b"y", 2), True)
+    assert reader.headers == {
+        "x-a": "b", "x-request-id": "q", "content-type": "text/event-stream; charset=utf-8", STREAM: "name", "cache-control": "no-store",
+    }  # fmt: skip
+    whole = stream()
+    await whole.respond(404, given[1:], b"nothing")
+    reader = await told(whole)
+    assert (reader.status, reader.body, reader.headers) == (404, b"nothing", {**dict(given[1:]), STREAM: "name"})
+    stopped = stream()
+    stopped.events.end(1.0)
+    with pytest.raises(ApiError, match="stopped before its answer began"):
+        await told(stopped)
+    reader = Reader()
+    await accepted(recording, cast(Downstream, reader))
+    assert (reader.status, reader.headers["location"], reader.headers[STREAM]) == (202, "/streams/name", "name")
+    assert reader.headers["content-length"] == str(len(reader.body))
+
+
+async def test_a_stream_may_hold_as_many_bytes_as_the_limit_and_its_request_until_its_end() -> None:
+    limit = 2 * (len(encode_event(b"x" * 90)) + EVENT_BYTES)
+    recording = stream(replace(ASKED, body=b"b" * 50), max_stream_mib=(limit + len("id: 1\n")) / 2**20)
+    await recording.write(encode_event(b"x" * 90))
+    assert recording.num_bytes == 50 + recording.events.num_bytes
+    with pytest.raises(ApiError, match="which is all that is kept") as refused:
+        await recording.write(encode_event(b"x" * 91))
+    assert refused.value.word == "aborted"
+    await recording.write(encode_event(b"x" * 90))
+    recording.events.end(1.0)
+    assert recording.num_bytes == recording.events.num_bytes
+
+
+FUNCTION = Head("POST", "/fn/f", "/fn/f", [])
+
+
+@pytest.mark.parametrize(
+    ("head", "entries", "is_over", "may_go_on"),
+    [
+        (HEAD, [], False, True),
+        (HEAD, [AnswerBegun(200, (), None)], False, True),
+        (HEAD, [AnswerBegun(200, (), None), Told(event(0), ())], False, False),
+        (HEAD, [AnswerBegun(200, (), None), Told(event(0), (ResumePoint(0, (7,)),))], False, True),
+        (HEAD, [AnswerBegun(200, (), None), Told(event(0) + DONE, ())], True, False),
+        (HEAD, [AnswerBegun(200, (), b"whole"), StreamEnded()], True, True),
+        (FUNCTION, [], False, False),
+        (Head("GET", "/fn/f", "/fn/f", []), [], False, True),
+    ],
+)
+async def test_what_another_router_has_left_can_be_gone_on_with_where_all_of_it_is_known_or_nothing_was_told(
+    head: Head, entries: list[Any], is_over: bool, may_go_on: bool
+) -> None:
+    recording = stream(head=head)
+    assert recording.replay(entries) == is_over
+    assert recording.may_go_on == may_go_on
+    assert recording.log.num_tokens == sum(
+        len(point.token_ids) for each in entries if isinstance(each, Told) for point in each.points
+    )
+
+
+async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
+    clock, size = Clock(), len(encode_event(b"x" * 90, 1)) + EVENT_BYTES
+    kept = DurableStreams(DurableConfig(max_total_mib=3.5 * size / 2**20, keep_s=60), clock)
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    go_on = asyncio.Event()
+
+    async def work(recording: DurableStream) -> None:
+        await recording.write(encode_event(b"x" * 90))
+        if len(kept) == 1:
+            await go_on.wait()
+
+    kept.work = work
+    made = []
+    for _ in range(4):
+        made.append(await kept.start(b"alice", client, b""))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        clock.advance(1)
+    assert [each.events.ended_at is not None for each in made] == [False, True, True, True]
+    kept.forget()
+    assert list(kept._all.values()) == [made[0], *made[2:]], "the oldest that has ended, and no other"
+    clock.now = (made[2].events.ended_at or 0) + 60
+    kept.forget()
+    assert list(kept._all.values()) == [made[0], *made[2:]]
+    clock.advance(0.5)
+    kept.forget()
+    assert list(kept._all.values()) == [made[0], made[3]]
+    go_on.set()
+    await kept.close()
+    assert kept.num_bytes == 0

@@ -137,7 +137,9 @@ async def test_what_is_over_is_swept_and_what_is_at_work_is_not(tmp_path: Path) 
     journals.sweep(keep_s=1000, max_bytes=1e9)
     assert sorted(os.listdir(tmp_path)) == [*names[2:], "notes.txt"]
     clock.advance(9999)
+    num_open = len(os.listdir("/proc/self/fd"))
     journals.sweep(keep_s=1000, max_bytes=0)
+    assert len(os.listdir("/proc/self/fd")) == num_open
     assert sorted(os.listdir(tmp_path)) == [names[3], "notes.txt"]
     journals.close()
 
