@@ -112,7 +112,7 @@ _TESTS = {
     "edge_router/relay.py": "edge_router/test_relay edge_router/test_continuation",
     "edge_router/proxied.py": "edge_router/test_retry_budget edge_router/test_proxied edge_router/test_pace edge_router/test_journal",
     "edge_router/session.py": "edge_router/test_session",
-    "edge_router/upstream.py": "edge_router/test_retries edge_router/test_declining edge_router/test_proxy",
+    "edge_router/upstream.py": "edge_router/test_upstream edge_router/test_retries edge_router/test_declining edge_router/test_proxy",
     "wire/continuation.py": "wire/test_continuation",
     "wire/meters.py": "wire/test_meters edge_router/ledger/test_ledger",
     "wire/credentials.py": "wire/test_credentials",

@@ -24,7 +24,7 @@ class Client:
     def __init__(self, *messages: dict[str, Any], **headers: str) -> None:
         self.messages = list(messages)
         self.told: list[dict[str, Any]] = []
-        self.num_received = 0
+        self.num_asked = self.num_received = 0
         self._more = asyncio.Event()
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {
@@ -41,6 +41,7 @@ class Client:
         self._more.set()
 
     async def _receive(self) -> Any:
+        self.num_asked += 1
         while not self.messages:
             self._more.clear()
             await self._more.wait()
@@ -174,6 +175,13 @@ async def test_a_client_is_listened_to_once_its_work_has_been_looked_at() -> Non
     client = Client(GONE)
     unlooked = client.downstream.while_present(asyncio.sleep(0.001, "done"))
     assert await looked_at(client, unlooked) == "done", "nobody listens yet: most answers are there by then"
+
+
+async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
+    client, go_on = Client(), asyncio.Event()
+    work = client.downstream.while_present(go_on.wait())
+    assert await looked_at(client, work, at(0.0), at(0.1), at(0.2), lambda downstream, began: go_on.set())
+    assert client.num_asked == 1
 
 
 async def test_work_that_is_cut_ends_with_the_reason_and_none_begins_behind_it() -> None:
