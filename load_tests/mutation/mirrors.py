@@ -18,7 +18,7 @@ _TESTS = {
     "engine/fairness.py": "engine/test_fairness",
     "engine/host.py": "engine/test_host",
     "engine/hosted_models.py": "engine/test_host engine/test_bootstrapped_host",
-    "engine/in_flight.py": "engine/test_engine engine/test_overlap engine/test_drafts engine/test_invariance",
+    "engine/in_flight.py": "engine/test_in_flight engine/test_engine engine/test_overlap engine/test_drafts engine/test_invariance",
     "engine/kv/block_pool.py": "engine/test_block_pool",
     "engine/kv/block_table.py": "engine/kv/test_block_table engine/kv/test_groups engine/test_schedules",
     "engine/kv/cached_prefix.py": "engine/kv/test_cached_prefix engine/kv/test_groups engine/test_schedules engine/test_tier_schedules "

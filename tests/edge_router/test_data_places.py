@@ -125,6 +125,8 @@ def test_sites_are_named_or_in_a_region_and_every_rule_that_fits_takes_some_away
     assert names(None, "ember") == names(None, "@x/y", "ember") == names(None, "ember", "@x/y") == "sin1"
     assert names("acme", "embers") == "iad1"
     assert names("acme", "ember") == ""
+    for some in ({"accounts": accounts[:1]}, {"models": models[:1]}):
+        assert not DataPlaces(parse(NetworkConfig, {**plain, **some}, "test")).is_empty
     before = DataPlaces(network(urls))
     assert before.is_empty
     before.become(places)

@@ -2,11 +2,14 @@
 
 import hashlib
 from contextlib import ExitStack, nullcontext
+from typing import cast
 
 import msgspec
 import pytest
 
-from edge_router.admission import AdmissionFilter, Bucket, TenantLimits
+from edge_router.admission import LIMITS, AdmissionFilter, Bucket, TenantLimits
+from edge_router.quotas.lease_store import LeaseKey
+from edge_router.quotas.shared import QuotaLease, SharedQuotas
 from edge_router.request import Head
 from sites.config import ConfigError, parse
 from sites.network import CustomerConfig, DoorConfig, NetworkConfig, TenantLimitsConfig
@@ -228,6 +231,66 @@ def test_an_unknown_key_in_a_tenants_table_names_the_nearest() -> None:
     base = msgspec.to_builtins(network({"ams1": "http://x:1"}))
     with pytest.raises(ConfigError, match="did you mean 'requests_per_min'"):
         parse(NetworkConfig, {**base, "tenant_limits": {"request_per_min": 1}}, "file")
+
+
+class Shared:
+    """Limits that routers share, of which there is enough but for one, if any."""
+
+    def __init__(self) -> None:
+        self.leases: dict[LeaseKey, QuotaLease] = {}
+        self.too_little: str | None = None
+
+    def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
+        return self.leases.setdefault(key, QuotaLease(key, capacity, per_s, before, 0.0))
+
+    async def short(self, needs: list[tuple[QuotaLease, float]]) -> QuotaLease | None:
+        assert [need for _, need in needs] == [1.0] * len(needs)
+        return next((lease for lease, _ in needs if lease.key.limit == self.too_little), None)
+
+
+async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_routers_own() -> None:
+    shared, clock = Shared(), Clock()
+    accounts = (
+        CustomerConfig(name="acme", requests_per_min=60, tokens_per_min=600, max_open=2),
+        CustomerConfig(name="free", requests_per_min=30),
+    )
+    door = TenantLimits(DoorConfig(), TenantLimitsConfig(max_open=1), accounts, "s", clock, cast(SharedQuotas, shared))
+    heads = {name: head(name) for name in ("acme", "free", "stranger")}
+    for name in ("acme", "free"):
+        heads[name].holder = Key(name, "", account=Account(name))
+    for each in heads.values():
+        await door.ready(each)
+    assert {key: (lease.capacity, lease.per_s) for key, lease in shared.leases.items()} == {
+        LeaseKey("acme", "requests_per_min"): (60, 1.0),
+        LeaseKey("acme", "tokens_per_min"): (600, 10.0),
+        LeaseKey("acme", "max_open"): (2, 0.0),
+        LeaseKey("free", "requests_per_min"): (30, 0.5),
+    }
+    requests, tokens, at_work = (shared.leases[LeaseKey("acme", limit)] for limit in LIMITS)
+    with door.admitted(heads["acme"], "a"), door.held(heads["acme"], "a"), door.admitted(heads["stranger"], "a"):
+        assert (requests.spent, requests.at_work, at_work.spent, at_work.at_work) == (1, 0, 0, 2)
+        assert door.num_open == 3
+    assert (requests.spent, at_work.at_work, door.num_open) == (1, 0, 0)
+    for name, amount in (("acme", 7), ("acme", 0), ("free", 9), ("stranger", 9)):
+        door.charge(heads[name], amount)
+    heads["acme"].is_for_batch = True
+    door.charge(heads["acme"], 100)
+    assert (tokens.spent, tokens.at_work, requests.spent) == (7, 0, 1)
+    for limit, says in (("requests_per_min", "60 requests a minute"), ("max_open", "2 requests at work")):
+        shared.too_little = limit
+        with pytest.raises(
+            ApiError, match=f"your account may have {says}, at all routers: ask again in 1 s"
+        ) as refused:
+            await door.ready(heads["acme"])
+        assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", 1.0)
+        await door.ready(heads["stranger"])
+
+
+def test_one_request_of_an_address_is_taken_where_one_may_be_at_work() -> None:
+    door = limits(Clock(), max_open_per_client=1)
+    with door.admitted(head("alice"), "a"), pytest.raises(ApiError, match="your address has 1 requests at work"):
+        ask(door, "bob", "a")
+    ask(door, "bob", "a")
 
 
 async def test_a_tenant_beyond_its_requests_gets_429_with_the_time_and_others_are_served() -> None:
