@@ -4,12 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from edge_router.policy import MAX_DECLINES
-from edge_router.proxied import MAX_HANDOVERS, ProxiedRequest, SiteTries, StreamRecovery
-from edge_router.relay import Cause
+from edge_router.proxied import MAX_HANDOVERS, BegunAnswer, ProxiedRequest, SiteTries, StreamRecovery
+from edge_router.relay import Cause, DeliveryLog
 from edge_router.site_failure import Failure, SiteFailed
 from edge_router.upstream import Lost
 from sites.network import RelayConfig
 from tests.edge_router.test_pace import request
+from wire.continuation import AnswerName, ResumePoint
+from wire.usage import ResourceUse
 
 RELAY = RelayConfig(max_losses=2, max_tries=3, continue_within_s=30.0, first_byte_timeout_s=60.0)
 
@@ -134,3 +136,42 @@ def test_a_client_is_told_who_was_lost_and_who_could_not_go_on() -> None:
     assert one.end_of_stream().message.endswith("; no other site could continue it: iad1: it is full")
     one.recovery.lost_site = ""
     assert one.end_of_stream().message.startswith("the router was lost")
+
+
+def test_a_first_try_is_one_before_which_no_site_has_said_or_lost_anything() -> None:
+    assert proxied().is_at_first_try
+    for kind in ("full", "declined"):
+        one = proxied()
+        one.tries.failed("ams1", failed(kind))
+        assert not one.is_at_first_try
+
+
+def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -> None:
+    one = proxied()
+    one.log.add(ResumePoint(0, (1, 2, 3)))
+    one.log.num_uncounted = 2
+    assert one.delivered_tokens == 5
+    one = proxied()
+    one.answered_whole(ResourceUse(7, 0, 4))
+    assert one.delivered_tokens == 4
+    log = DeliveryLog()
+    log.add(ResumePoint(0, (1, 2, 3)))
+    begun = BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2")
+    one.go_on(begun, 40.0)
+    assert (one.request.answer_name, one.log) == (begun.name, log)
+    assert (one.recovery.lost_site, one.recovery.is_cut, one.recovery.delivered_at) == ("", True, 40.0)
+    assert (one.request.delivered_tokens, one.request.delivery) == (3, log.delivery())
+    log.add(ResumePoint(0, (4,)))
+    assert one.delivered_tokens - 4 == 1, "of what another router had told nothing"
+    fresh = proxied()
+    fresh.go_on(BegunAnswer(begun.name, DeliveryLog(), ""), 40.0)
+    assert (fresh.recovery.lost, fresh.request.answer_name) == (None, begun.name)
+
+
+def test_the_site_that_answers_is_known_and_when_its_stream_began() -> None:
+    one = proxied()
+    one.answered_by("ams1", 200, is_stream=False, elapsed_s=1.0)
+    assert (one.site, one.status, one.first_token_s) == ("ams1", 200, None)
+    one.answered_by("iad1", 203, is_stream=True, elapsed_s=2.0)
+    one.answered_by("sin1", 200, is_stream=True, elapsed_s=3.0)
+    assert (one.site, one.status, one.first_token_s) == ("sin1", 200, 2.0)
