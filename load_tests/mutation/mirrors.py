@@ -48,7 +48,7 @@ _TESTS = {
     "engine/test_tier_schedules",
     "engine/rates.py": "engine/test_rates",
     "engine/open_sequences.py": "engine/test_engine engine/test_overlap engine/test_hand_over",
-    "engine/publishing.py": "engine/test_engine engine/test_overlap engine/test_drafts engine/test_constrained_answers",
+    "engine/publishing.py": "engine/test_publishing engine/test_engine engine/test_overlap engine/test_drafts engine/test_constrained_answers",
     "engine/requirements.py": "engine/test_generations engine/test_awaited engine/test_adapters engine/test_images "
     "engine/test_constrained_answers",
     "engine/runner.py": "engine/test_sampling engine/test_engine engine/test_invariance engine/test_penalties engine/test_decode_graphs",

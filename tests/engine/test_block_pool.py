@@ -234,6 +234,29 @@ def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_evi
     assert pool.allocate() == block, "there is nothing to borrow any more: now what is cached goes"
 
 
+def test_what_was_found_again_outlasts_a_scan_in_blocks_that_were_lent() -> None:
+    def cached(names: range) -> list[int]:
+        blocks = []
+        for number in names:
+            block = pool.allocate()
+            assert block is not None
+            pool.register(block, bytes([number]))
+            pool.release([block])
+            blocks.append(block)
+        return blocks
+
+    pool = BlockPool(0, capacity=10)
+    pool.add_blocks(range(10))
+    hot = cached(range(4))
+    pool.hold(hot)
+    pool.release(hot)
+    cached(range(10, 40))
+    assert [pool.find(bytes([number]), -1) for number in range(4)] == hot
+    pool.remove_blocks([block for block in range(10) if block not in hot])
+    cached(range(40, 42))
+    assert sum(pool.has(bytes([number])) for number in range(4)) == 3, "one of four may be a newcomer's"
+
+
 def test_a_share_has_blocks_and_names_of_its_own() -> None:
     pool = BlockPool(6, num_shares=2)
     mine, theirs = [pool.allocate(1) for _ in range(3)], pool.allocate(0)

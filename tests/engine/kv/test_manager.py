@@ -124,7 +124,9 @@ def test_a_pool_that_is_empty_leaves_what_was_taken() -> None:
     assert made.manager.grow(sequence, 12)
 
 
-def fetched(windows: Windows, num_arrived: int, on_device: int = 0) -> tuple[Made, Sequence, CachedPrefix]:
+def fetched(
+    windows: Windows, num_arrived: int, on_device: int = 0, *, is_spoilt: bool = False
+) -> tuple[Made, Sequence, CachedPrefix]:
     """Of a prompt of six blocks the first ones are on the device and the rest in a tier, from which some come."""
     made = Made(windows)
     if on_device:
@@ -136,6 +138,8 @@ def fetched(windows: Windows, num_arrived: int, on_device: int = 0) -> tuple[Mad
     fresh = made.manager.take(sequence, prefix)
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
+    if is_spoilt:
+        made.pool.generations[fresh[1]] += 1  # a block is another's, by a mistake
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -161,6 +165,12 @@ def test_where_a_window_lacks_what_is_seen_the_sequence_begins_anew(num_arrived:
     full, window = made.found(6)
     assert full == [True] * min(6, num_arrived) + [False] * (6 - min(6, num_arrived)), "others find what has come"
     assert window == [False] * 5 + [is_whole]
+
+
+def test_blocks_of_which_one_may_be_anothers_are_kept_until_the_next_step_looks() -> None:
+    made, sequence, _ = fetched(BOTH, 3, is_spoilt=True)
+    assert [len(table) for table in sequence.tables] == [6, 6]
+    assert (sequence.num_registered_blocks, made.pool.num_held) == (0, 7)
 
 
 def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
