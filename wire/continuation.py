@@ -24,7 +24,7 @@ MAX_CHOICES = 1024
 
 _POINT = b":pl ["
 _DRAINING = DRAIN_NOTICE.rstrip(b"\n")
-_ANSWER = re.compile(r"^([0-9]{1,19})\.([0-9]{1,12})\.([0-9a-f]{24})(?:\.([0-9]{1,8}))?$")
+_ANSWER = re.compile(r"^([0-9]{1,19})\.([0-9]{1,12})\.([0-9a-f]{24})(?:\.([0-9]{1,8}))?\Z")
 
 TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 

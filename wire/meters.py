@@ -188,7 +188,7 @@ _decoder = msgspec.json.Decoder(MeteredRequest)
 def _encode(request: MeteredRequest) -> bytes:
     encoded = _encoder.encode(request)
     if len(encoded) > _MOST:  # a model's name that no site would know
-        model, adapter = ascii(request.model)[1:201], ascii(request.adapter)[1:101]
+        model, adapter = ascii(request.model)[1:-1][:200], ascii(request.adapter)[1:-1][:100]
         short = msgspec.structs.replace(request, model=model, adapter=adapter, request_id=request.request_id[:128])
         encoded = _encoder.encode(short)
     return encoded

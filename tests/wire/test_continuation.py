@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from wire.continuation import (
     DRAIN_NOTICE,
+    MAX_CHOICES,
+    MAX_DELIVERED_BYTES,
     AnswerName,
     ContinuationError,
     Delivered,
@@ -82,3 +84,40 @@ def test_other_comments_are_neither_marks_nor_notices() -> None:
         assert strip_resume_point(raw) == (raw, None)
         assert not is_drain_notice(raw)
     assert is_drain_notice(DRAIN_NOTICE)
+
+
+def test_numbers_have_a_largest_value_that_is_read() -> None:
+    nonce = "0123456789abcdef01234567"
+    read = decode_answer(f"{2**63 - 1}.{10**12 - 1}.{nonce}.{MAX_DELIVERED_BYTES}")
+    assert read == (AnswerName(2**63 - 1, 10**12 - 1, nonce), MAX_DELIVERED_BYTES)
+    for value in (
+        f"1.2.{nonce}.{MAX_DELIVERED_BYTES + 1}",
+        f"1.{10**12}.{nonce}",
+        f"1.2.{nonce}0",
+        f"1.2.{nonce}.1\n",
+        f" 1.2.{nonce}",
+    ):
+        with pytest.raises(ContinuationError):
+            decode_answer(value)
+    last = ResumePoint(MAX_CHOICES - 1, (2**31 - 1,))
+    assert strip_resume_point(with_resume_point(b"data: x\n\n", last))[1] == last
+    assert decode_delivery(encode_delivery(Delivery((Delivered(),) * MAX_CHOICES))).choices[-1] == Delivered()
+    for raw in (
+        b":pl [%d,[1]]\ndata: x\n\n" % MAX_CHOICES,
+        b":pl [0,[%d]]\ndata: x\n\n" % 2**31,
+        b":pl [0,[1],null,-1]\n\n",
+    ):
+        with pytest.raises(ContinuationError):
+            strip_resume_point(raw)
+    with pytest.raises(ContinuationError):
+        decode_delivery(encode_delivery(Delivery((Delivered(),) * (MAX_CHOICES + 1))))
+
+
+def test_parts_of_an_answer_have_names_of_their_own_at_every_site() -> None:
+    name = AnswerName(1, 2, "0123456789abcdef01234567")
+    ids = {name.item_id(choice, position) for choice in range(3) for position in range(20)}
+    assert len(ids) == 60
+    assert name.item_id(0x12, 0xABC) == "0123456789abcdef01" + "012" + "abc"
+    assert {len(each) for each in ids} == {24}
+    assert AnswerName.fresh().seed != AnswerName.fresh().seed
+    assert [Delivered().has_begun, Delivered((1,)).has_begun, Delivered((), "stop").has_begun] == [False, True, True]

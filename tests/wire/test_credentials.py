@@ -8,6 +8,7 @@ import pytest
 
 from sites.accounts import AccountConfig, KeyConfig
 from wire.credentials import (
+    ANONYMOUS,
     Access,
     Account,
     Key,
@@ -16,6 +17,7 @@ from wire.credentials import (
     known_keys,
     owner_of,
     tenant_of,
+    with_bearer,
 )
 from wire.errors import ApiError, Dialect
 
@@ -132,3 +134,45 @@ def test_no_key_and_account_are_another_key_and_account_put_together() -> None:
     tenants = {tenant_of(owner_of(f"Bearer {key}" if key else None, ""), account) for key, account in pairs}
     assert len({tenant.salt for tenant in tenants}) == len({tenant.id for tenant in tenants}) == len(pairs)
     assert tenant_of(owner_of("bearer  a", ""), "b") == tenant_of(owner_of("Bearer a", ""), "b")
+
+
+def test_a_key_in_anthropics_header_is_read_where_there_is_no_other() -> None:
+    before, key, bearer = (b"a", b"b"), (b"x-api-key", b"k"), (b"authorization", b"Bearer other")
+    assert with_bearer([before, key]) == [before, (b"authorization", b"Bearer k")]
+    for headers in ([], [before], [key, bearer], [bearer, before]):
+        assert with_bearer(headers) == headers
+
+
+def test_what_is_read_again_takes_the_place_of_what_was_known() -> None:
+    now = [100.0]
+    access = Access([known("old")], is_required=False, clock=lambda: now[0])
+    access.become(Access([known("new", expires_s=200.0), known("gone", is_revoked=True)], is_required=True))
+    assert access.is_required
+    assert [access.find(token) is not None for token in ("old", "new", "gone", "")] == [False, True, False, False]
+    now[0] = 200.0
+    assert access.find("new") is None
+    with pytest.raises(ApiError, match="this needs a key"):
+        access.holder("")
+    for name in ("old", "new", "gone"):
+        with pytest.raises(ApiError):
+            access.holder(f"Bearer {name}")
+
+
+def test_an_account_that_is_named_nowhere_may_use_everything_and_a_key_without_one_is_its_own() -> None:
+    entries = [
+        KeyConfig(name="ci", key_sha256="1" * 64, account="acme", scopes=("models", "deploy")),
+        KeyConfig(name="alone", key_sha256="2" * 64, revoked=True),
+    ]
+    ci, alone = known_keys([AccountConfig(name="alone", models=("m",))], entries)
+    assert (ci.account, ci.scopes, ci.expires_s, ci.is_revoked) == (Account("acme"), {"models", "deploy"}, None, False)
+    assert (alone.account, alone.is_revoked, alone.sha256) == (Account("alone", ("m",)), True, "2" * 64)
+    assert [ci.opens(scope) for scope in ("models", "deploy", "metrics", "admin")] == [True, True, False, False]
+
+
+def test_an_account_id_of_a_path_is_another_tenant_with_the_same_owner() -> None:
+    plain, named = tenant_of("key", None), tenant_of("key", "id")
+    assert (plain.owner, named.owner) == (plain.id, plain.id)
+    assert plain.id != named.id
+    assert plain.salt != named.salt
+    assert tenant_of("", None) is tenant_of("", "") is ANONYMOUS
+    assert tenant_of("", "id").owner == "anonymous"

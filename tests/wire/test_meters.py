@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from wire.meters import MAGIC_1, REQUEST_AT, SLOT_BYTES, MeterFile, MetersError
+from wire.meters import MAGIC_1, OUTCOMES, REQUEST_AT, SITE_BYTES, SLOT_BYTES, MeterFile, MetersError
 from wire.usage import ResourceUse
-from wire.usage_records import MeteredRequest
+from wire.usage_records import MeteredRequest, UsageRecord
 
 USE = ResourceUse(2**40, 5, 70_000, 3, 9, 4, 2**41)
 
@@ -155,3 +155,73 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
         }
         assert found["long"].request.model == "m" * 760
         again.close()
+
+
+def test_all_that_was_counted_is_read_as_it_was_written_whatever_came_of_it(tmp_path: Path) -> None:
+    meters = MeterFile(tmp_path / "meters", len(OUTCOMES) + 1)
+    expected = []
+    for number, outcome in enumerate((*OUTCOMES, None), 1):
+        asked = request(f"{number}", function="f" * number, part="p.1", adapter="a")
+        meter = meters.begin(asked)
+        assert meter is not None
+        use = ResourceUse(*range(number, number + 7))
+        for _ in range(2):
+            meter.answered_by("before")
+            meter.answered_by(site := "s" * (SITE_BYTES - 1 + number % 2))
+        meter.count(ResourceUse(*[2**60] * 7))
+        meter.count(use)
+        for part in (number, 100):
+            meter.sends(part)
+            meter.computes(3 * part)
+        assert (meter.number, meter.use, meter.site, meter.bytes_out, meter.cpu_us) == (
+            number, use, site, number + 100, 3 * number + 300,
+        )  # fmt: skip
+        if outcome is not None:
+            meters.end(meter.number, outcome, 100.25 + number)
+        ended_s = asked.started_s if outcome is None else 100.25 + number
+        told = UsageRecord(asked, site, ended_s, outcome or "recovered", use, number + 100, cpu_us=3 * number + 300)
+        expected.append((number, told))
+    assert meters.begin(request()) is None
+    assert meters.num_used == meters.num_slots == len(OUTCOMES) + 1
+    assert [*meters.left_behind()] == expected
+    meters.end(1, OUTCOMES[0], -5.0)  # a clock before the epoch
+    assert next(meters.left_behind())[1].ended_s == 0.0
+    meters.free(2)
+    assert [number for number, _ in meters.left_behind()] == [1, *range(3, len(OUTCOMES) + 2)]
+    again = meters.begin(request("again"))
+    assert again is not None
+    assert again.number == 2
+    assert [record for number, record in meters.left_behind() if number == 2] == [
+        UsageRecord(request("again"), "", 7.5, "recovered", ResourceUse())
+    ]
+    meters.close()
+
+
+@pytest.mark.parametrize("more", [{"adapter": "a" * 2000}, {"request_id": "r" * 2000}])
+def test_a_model_is_priced_by_its_own_name_however_long_what_stands_beside_it_is(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    meters = MeterFile(tmp_path / "meters", 1)
+    meter = meters.begin(request(model="llama-8b", **more))
+    assert meter is not None
+    ((_, found),) = meters.left_behind()
+    assert (found.request.model, found.request.adapter) == ("llama-8b", more.get("adapter", "")[:100])
+    meters.close()
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_request_that_fills_its_slot_is_kept_whole_and_a_longer_one_by_its_beginning(
+    tmp_path: Path, longer: int
+) -> None:
+    most = SLOT_BYTES - 64 - REQUEST_AT
+    plain = len(msgspec.json.encode(request(model="")))
+    asked = request(model="m" * (most - plain + longer))
+    meters = MeterFile(tmp_path / "meters", 1)
+    meter = meters.begin(asked)
+    assert meter is not None
+    meter.count(USE)
+    ((_, found),) = meters.left_behind()
+    assert found.use == USE
+    assert found.request.model == ("m" * 200 if longer else asked.model)
+    assert msgspec.structs.replace(found.request, model="") == msgspec.structs.replace(asked, model="")
+    meters.close()
