@@ -53,22 +53,24 @@ def main() -> None:
             return trial
 
         trials = list(threads.map(tried, chosen))
-    _report(chosen, trials, console, has_record=not options.no_record)
+    subject = f"mutation-{options.set}" if options.set else "mutation"
+    _report(chosen, trials, console, None if options.no_record else subject)
 
 
-def _report(chosen: list[tuple[str, Mutant]], trials: list[Trial], console: Console, *, has_record: bool) -> None:
+def _report(chosen: list[tuple[str, Mutant]], trials: list[Trial], console: Console, subject: str | None) -> None:
+    """`subject`: of the record; None: nothing is written."""
     scores = {}
     for name in {name for name, _ in chosen}:
         counts = Counter(trial.outcome for (of, _), trial in zip(chosen, trials, strict=True) if of == name)
         scores[name] = dict(counts)
         judged = counts["noticed"] + counts["survived"]
         console.print(f"{name}: {counts['noticed']} of {judged} noticed", dict(counts))
-    if has_record:
+    if subject is not None:
         tried = [
             {"set": name, "file": mutant.file, "why": mutant.why, **trial._asdict()}
             for (name, mutant), trial in zip(chosen, trials, strict=True)
         ]
-        console.print(f"record: {write_record('mutation', {'scores': scores, 'changes': tried})}")
+        console.print(f"record: {write_record(subject, {'scores': scores, 'changes': tried})}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """All changes, in named sets."""
 
 from load_tests.mutation.again import AGAIN
+from load_tests.mutation.dangerous import DANGEROUS
 from load_tests.mutation.drawn import DRAWN
 from load_tests.mutation.fresh import FRESH
 from load_tests.mutation.later import LATER
@@ -15,4 +16,5 @@ SETS: dict[str, tuple[Mutant, ...]] = {
     "again": AGAIN,
     "drawn": DRAWN,
     "redrawn": REDRAWN,
+    "dangerous": DANGEROUS,
 }
