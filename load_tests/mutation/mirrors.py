@@ -159,7 +159,8 @@ _TESTS = {
     "sites/site.py": "sites/test_config sites/test_agreement sites/test_validation_errors",
     "edge_router/batches/queue.py": "edge_router/batches/test_batches",
     "edge_router/batches/store.py": "edge_router/batches/test_store edge_router/batches/test_batches",
-    "edge_router/selection.py": "edge_router/test_selection edge_router/test_pace edge_router/test_choice edge_router/test_retries edge_router/test_session",
+    "edge_router/selection.py": "edge_router/test_selection edge_router/test_pace edge_router/test_choice edge_router/test_retries "
+    "edge_router/test_session",
     "edge_router/router.py": "edge_router/test_serve edge_router/test_durable edge_router/test_journal",
     "edge_router/routes.py": "edge_router/test_operation edge_router/test_serve edge_router/test_scopes",
     "edge_router/finetunes.py": "edge_router/test_finetunes edge_router/test_data_places",
@@ -245,7 +246,7 @@ _TESTS = {
     "edge_router/quotas/postgres_leases.py": "edge_router/quotas/test_shared",
     "wire/usage.py": "wire/test_usage",
     "wire/http/middleware.py": "wire/http/test_middleware",
-    "sites/accounts.py": "sites/test_config wire/test_credentials",
+    "sites/accounts.py": "sites/test_agreement sites/test_config wire/test_credentials",
     "sites/config.py": "sites/test_config sites/test_agreement",
     "runtime/middleware.py": "runtime/test_identity runtime/test_scopes",
     "runtime/functions/host/subrequests.py": "runtime/functions/host/test_subrequests runtime/functions/host/test_hostile",

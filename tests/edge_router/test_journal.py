@@ -194,6 +194,21 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     assert not (tmp_path / "j").exists()
 
 
+async def test_what_is_kept_for_a_moment_is_swept_as_often(tmp_path: Path) -> None:
+    journals = Journals(tmp_path)
+    sweeping = asyncio.create_task(journals.run(keep_s=0.01, max_bytes=1e9))
+    async with asyncio.timeout(10):
+        for i in range(2):
+            journal = await journals.begin(f"{i:032x}", ASKED)
+            assert journal is not None
+            journal.release(StreamEnded())
+            while os.listdir(tmp_path):
+                await asyncio.sleep(0.01)
+    sweeping.cancel()
+    await asyncio.gather(sweeping, return_exceptions=True)
+    journals.close()
+
+
 @pytest.mark.parametrize("name", ["../usage", "x" * 32, NAME.upper(), "", NAME + "\n"])
 async def test_a_name_that_is_none_opens_no_file(tmp_path: Path, name: str) -> None:
     journals = Journals(tmp_path / "journals")

@@ -1,5 +1,6 @@
 """Values of the two files that are right each by itself and not together, and the nearest ones that are: each is refused by a sentence of its own."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ AMS1 = {"name": "ams1", "url": "http://127.0.0.1:1", "place": PLACE, "region": "
 EMBER = {"name": "ember", "source": "embedded:ember"}
 DAY = {"name": "acme", "tokens_per_day": 5}
 KEY = {"name": "k", "key_sha256": "0" * 64}
+SOON = datetime(2027, 1, 1, tzinfo=UTC)
+ROTATED = {**KEY, "former_sha256": "1" * 64, "former_expires": SOON}
 PAIR, KV = [["cuda:0", "cuda:1"]], {"kv_host_gib": 0.1}
 SPLIT = [{"device": "cuda:0", "role": "prefill"}, {"device": "cuda:1", "role": "decode"}]
 AT = {"site": "iad1", "url": "http://10.0.0.5:1"}
@@ -56,6 +59,16 @@ NETWORKS: list[tuple[str, Tables, Tables]] = [
     ("account name 'a' is used twice", {"accounts": [{"name": "a"}] * 2}, {"accounts": [{"name": "a"}]}),
     ("key name 'k' is used twice", {"keys": [KEY, {**KEY, "key_sha256": "1" * 64}]}, {"keys": [KEY]}),
     ("key's digest '0+' is used twice", {"keys": [KEY, {**KEY, "name": "l"}]}, {"keys": [KEY]}),
+    ("key's digest '0+' is used twice", {"keys": [{**ROTATED, "former_sha256": "0" * 64}]}, {"keys": [ROTATED]}),
+    (
+        "key's digest '1+' is used twice",
+        {"keys": [ROTATED, {**KEY, "name": "l", "key_sha256": "1" * 64}]},
+        {"keys": [ROTATED, {**KEY, "name": "l", "key_sha256": "2" * 64}]},
+    ),
+    *(
+        ("former_sha256 and former_expires belong together", {"keys": [half]}, {"keys": [ROTATED]})
+        for half in ({**KEY, "former_sha256": "1" * 64}, {**KEY, "former_expires": SOON})
+    ),
     (
         "of the account 'b', and no",
         {"keys": [{**KEY, "account": "b"}]},

@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,3 +101,26 @@ def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_pat
     assert sorted(top_most(paths)) == sorted(str(tmp_path / name) for name in ("lib/python", "lib64", "lib/pythonic"))
     assert sorted(top_most([*paths, str(tmp_path / "lib")])) == [str(tmp_path / "lib"), str(tmp_path / "lib64")]
     assert list(top_most(["/", str(tmp_path)])) == ["/"]
+
+
+def test_folders_that_others_may_not_enter_are_hidden_behind_what_is_needed_of_them_and_no_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("open/lib", "closed/deep/lib", "closed/other"):
+        (tmp_path / name).mkdir(parents=True)
+    modes = {str(tmp_path / "open"): 0o40711, str(tmp_path / "closed"): 0o40750}
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_mode=modes.get(str(path), 0o40755)))
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(system, "unshare", lambda flags: told.append(("unshare", flags)))
+    monkeypatch.setattr(system, "mount", lambda *how: told.append(("mount", *how)))
+    monkeypatch.setattr(
+        confinement, "_bind", lambda source, path, flags: (os.close(source), told.append(("bind", path, flags)))
+    )
+    confinement._reveal([str(tmp_path / "open/lib")])
+    assert told == []
+    needed = [str(tmp_path / name) for name in ("open/lib", "closed/deep/lib", "closed/other")]
+    confinement._reveal(needed)
+    assert told[:2] == [("unshare", system.CLONE_NEWNS), ("mount", "none", "/", "", system.MS_REC | system.MS_PRIVATE)]
+    hidden, *bound = told[2:]
+    assert hidden[:4] == ("mount", "none", str(tmp_path / "closed"), "tmpfs")
+    assert sorted(bound) == [("bind", path, 0) for path in sorted(needed[1:])]

@@ -101,6 +101,38 @@ def test_older_spellings_of_an_address_are_judged_as_what_they_mean(url: str) ->
         Egress().check_url(url)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "passes"),
+    [
+        ("127.0.0.1", ["http://127.0.0.1/", "https://127.0.0.1/", "http://127.0.0.1:8443/"]),
+        ("127.0.0.1:80", ["http://127.0.0.1/"]),
+        ("127.0.0.1:443", ["https://127.0.0.1/"]),
+        ("127.0.0.*:8443", ["http://127.0.0.1:8443/"]),
+        ("127.0.0.2", []),
+    ],
+)
+def test_what_the_site_file_allows_at_a_port_is_allowed_there_and_a_url_without_one_has_its_schemes(
+    allowed: str, passes: list[str]
+) -> None:
+    egress = Egress([allowed])
+    for url in ("http://127.0.0.1/", "https://127.0.0.1/", "http://127.0.0.1:8443/"):
+        if url in passes:
+            egress.check_url(url)
+        else:
+            with pytest.raises(Failure, match="fetch is not allowed there") as refused:
+                egress.check_url(url)
+            assert (refused.value.code, refused.value.status) == ("egress_denied", 403)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://8.8.8.8/", "//8.8.8.8/", "http:///x", "http://8.8.8.8:x/", "http://8.8.8.8:70000/"]
+)
+def test_what_is_no_url_of_the_web_is_refused_by_name(url: str) -> None:
+    with pytest.raises(Failure) as refused:
+        Egress().check_url(url)
+    assert (refused.value.code, refused.value.status) == ("bad_url", 400)
+
+
 def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """A public one; the kernel answers for it in this test's place."""
 
