@@ -93,7 +93,7 @@ _TESTS = {
     "runtime/output_processor.py": "runtime/test_output_processor",
     "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
     "edge_router/backend.py": "edge_router/test_backend edge_router/test_lateness",
-    "edge_router/ledger/accounting.py": "edge_router/ledger/test_ledger edge_router/quotas/test_daily edge_router/test_usage "
+    "edge_router/ledger/accounting.py": "edge_router/ledger/test_accounting edge_router/ledger/test_ledger edge_router/quotas/test_daily edge_router/test_usage "
     "edge_router/test_access",
     "edge_router/ledger/ledger.py": "edge_router/ledger/test_ledger edge_router/ledger/test_store",
     "edge_router/ledger/postgres_store.py": "edge_router/ledger/test_store edge_router/ledger/test_ledger",

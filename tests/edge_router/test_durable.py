@@ -2,18 +2,21 @@
 death."""
 
 import asyncio
+import hashlib
 import json
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from edge_router.downstream import Downstream
-from edge_router.durable import STREAM, DurableStream, DurableStreams, accepted, tell
+from edge_router.admission import AdmissionFilter, TenantLimits, tenant_of
+from edge_router.downstream import Downstream, ResponseWriter
+from edge_router.durable import STREAM, DurableStream, DurableStreams, StreamRoutes, accepted, tell
 from edge_router.event_buffer import EVENT_BYTES
 from edge_router.journal import AnswerBegun, Asked, StreamEnded, Told
 from edge_router.request import Head, wants_durable
-from sites.network import DurableConfig
+from sites.network import DoorConfig, DurableConfig, TenantLimitsConfig
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import (
     DONE,
@@ -30,6 +33,7 @@ from tests.edge_router.fakes import (
     stream_of,
 )
 from wire.continuation import AnswerName, ResumePoint
+from wire.credentials import Access, Account, Key
 from wire.errors import ApiError
 from wire.sse import Event, EventDecoder, encode_event
 
@@ -413,3 +417,72 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
     go_on.set()
     await kept.close()
     assert kept.num_bytes == 0
+
+
+class AskedStreams:
+    """The routes of streams, asked without a server."""
+
+    def __init__(self, *, is_required: bool = False, **default: float) -> None:
+        self.clock = Clock()
+        self.kept = DurableStreams(DurableConfig(), self.clock)
+        known = Key("ci", hashlib.sha256(b"k").hexdigest(), account=Account("acme"))
+        self.limits = TenantLimits(DoorConfig(), TenantLimitsConfig(**default), (), "s", self.clock)
+        admission = AdmissionFilter(Access([known], is_required=is_required), self.limits)
+        self.routes = StreamRoutes(self.kept, admission, "s", self._handle)
+        self.told: list[str | int] = []
+
+    async def ask(self, method: str, name: str, key: str = "") -> str | int:
+        async def send(message: Any) -> None:
+            if "status" in message:
+                self.told.append(message["status"])
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+        scope = {"type": "http", "method": method, "path": f"/streams/{name}", "headers": headers, "client": ("a", 1)}
+        await self.routes(scope, receive, send)
+        return self.told.pop()
+
+    async def _handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ApiError as error:
+            self.told.append(error.word)
+
+    async def start(self, key: str) -> str:
+        client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+        tenant = tenant_of(Head("POST", "/v1/x", "/v1/x", [("authorization", f"Bearer {key}")]), "s")
+        self.kept.work = lambda recording: recording.respond(200, [], b"whole")
+        return (await self.kept.start(tenant, client, b"")).name
+
+
+async def test_a_stream_is_read_and_stopped_by_who_has_its_key_where_one_is_required() -> None:
+    asked = AskedStreams(is_required=True)
+    for key in ("", "other"):
+        assert await asked.ask("GET", "x" * 32, key) == "unauthorized"
+    assert await asked.ask("GET", "x" * 32, "k") == "not_found"
+    asked = AskedStreams()
+    name = await asked.start("mine")
+    await asyncio.sleep(0)
+    assert [await asked.ask("GET", name, key) for key in ("mine", "other", "")] == [200, "not_found", "not_found"]
+    assert [await asked.ask(method, name, "mine") for method in ("POST", "PUT", "HEAD")] == ["method_not_allowed"] * 3
+    assert await asked.ask("DELETE", name, "other") == "not_found"
+    assert [await asked.ask("DELETE", name, "mine"), await asked.ask("GET", name, "mine")] == [204, "not_found"]
+
+
+async def test_reading_a_stream_counts_as_a_request_of_its_tenant() -> None:
+    asked = AskedStreams(requests_per_min=2)
+    name = await asked.start("mine")
+    await asyncio.sleep(0)
+    assert [await asked.ask("GET", name, "mine") for _ in range(3)] == [200, 200, "quota_exceeded"]
+    assert asked.limits.num_open == 0
+    ready: list[Head] = []
+
+    async def none_left(head: Head) -> None:
+        ready.append(head)
+        raise ApiError("quota_exceeded", "at all routers")
+
+    asked.limits.ready = none_left  # type: ignore[method-assign]
+    assert await asked.ask("GET", name, "other") == "quota_exceeded"
+    assert len(ready) == 1
