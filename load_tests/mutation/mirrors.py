@@ -88,12 +88,13 @@ _TESTS = {
     "runtime/engines/wakes.py": "runtime/test_engines runtime/test_waking runtime/test_replicas",
     "runtime/routes/lending.py": "runtime/test_lending runtime/test_lenders",
     "runtime/generation.py": "runtime/test_openai runtime/test_choices runtime/test_admission",
-    "runtime/router_context.py": "runtime/test_identity runtime/test_resumption runtime/test_queue_wait",
+    "runtime/router_context.py": "runtime/test_router_context runtime/test_identity runtime/test_resumption runtime/test_queue_wait",
     "runtime/resumption.py": "runtime/test_resumption",
     "runtime/output_processor.py": "runtime/test_output_processor",
     "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
     "edge_router/backend.py": "edge_router/test_backend edge_router/test_lateness",
-    "edge_router/ledger/accounting.py": "edge_router/ledger/test_accounting edge_router/ledger/test_ledger edge_router/quotas/test_daily edge_router/test_usage "
+    "edge_router/ledger/accounting.py": "edge_router/ledger/test_accounting edge_router/ledger/test_ledger edge_router/quotas/test_daily "
+    "edge_router/test_usage "
     "edge_router/test_access",
     "edge_router/ledger/ledger.py": "edge_router/ledger/test_ledger edge_router/ledger/test_store",
     "edge_router/ledger/postgres_store.py": "edge_router/ledger/test_store edge_router/ledger/test_ledger",
