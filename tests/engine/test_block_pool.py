@@ -234,6 +234,17 @@ def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_evi
     assert pool.allocate() == block, "there is nothing to borrow any more: now what is cached goes"
 
 
+def test_blocks_are_handed_out_from_below_in_whatever_order_they_come() -> None:
+    pool = BlockPool(0, capacity=12)
+    pool.add_blocks([9, 6, 7])
+    pool.add_blocks([3, 1])
+    assert [pool.allocate(), pool.allocate()] == [1, 3]
+    pool.add_blocks([0])
+    pool.release([3, 1])
+    pool.remove_blocks([1, 6])
+    assert [pool.allocate() for _ in range(5)] == [0, 3, 7, 9, None]
+
+
 def test_what_was_found_again_outlasts_a_scan_in_blocks_that_were_lent() -> None:
     def cached(names: range) -> list[int]:
         blocks = []

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier, TierError
 from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader
 
@@ -176,6 +178,18 @@ def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
 def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
     with pytest.raises(TierError, match="another engine host is using it"):
         HostTier.open(tmp_path / "tier", 10 * STRIDE)
+
+
+def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
+    for open_tier in (HostTier.open, DiskTier.open):
+        before = open_tier(tmp_path, 10 * STRIDE)
+        leaving = threading.Timer(0.05, before.close)
+        leaving.start()
+        after = open_tier(tmp_path, 10 * STRIDE, patience_s=20.0)
+        leaving.join()
+        with pytest.raises(TierError, match="another engine host is using it"):
+            open_tier(tmp_path, 10 * STRIDE, patience_s=0.01)
+        after.close()
 
 
 def test_nobody_else_may_read_it(tier: HostTier, tmp_path: Path) -> None:
