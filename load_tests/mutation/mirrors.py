@@ -119,7 +119,7 @@ _TESTS = {
     "wire/credentials.py": "wire/test_credentials",
     "wire/headers.py": "wire/test_headers",
     "wire/http/server.py": "wire/http/test_server",
-    "wire/http/connection.py": "wire/http/test_server",
+    "wire/http/connection.py": "wire/http/test_connection wire/http/test_server",
     "wire/http/exchange.py": "wire/http/test_exchange wire/http/test_server wire/http/test_framing",
     "wire/http/request.py": "wire/http/test_request wire/http/test_server",
     "wire/http/websocket.py": "wire/http/test_websocket",

@@ -1,0 +1,274 @@
+"""A client's connection without a socket: the order of its requests, what is refused of them, and for how long it may do what."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+
+from wire.errors import ApiError
+from wire.http import connection as connection_module
+from wire.http.connection import EARLY_BYTES, LINGER_S, NEVER, HttpConnection, host_and_port
+from wire.http.server import REFUSED_AT_ONCE, HttpLimits, Server
+
+LIMITS = HttpLimits(
+    head_timeout_s=11.0, keep_alive_s=22.0, stall_s=33.0, max_connections=2, max_connections_per_client=1
+)
+GET = b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+
+
+class Transport:
+    def __init__(self, peer: tuple[Any, ...] = ("192.0.2.1", 7), *, is_tls: bool = False) -> None:
+        self.written = b""
+        self.told: list[str] = []
+        self._peer = peer
+        self._is_tls = is_tls
+
+    def get_extra_info(self, name: str) -> Any:
+        return {"peername": self._peer, "ssl_object": self if self._is_tls else None}.get(name)
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == LIMITS.write_buffer_bytes
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return bool({"close", "abort"} & {*self.told})
+
+    def can_write_eof(self) -> bool:
+        return not self._is_tls
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.told.append(name)
+
+
+class Client:
+    """A connection, the requests that its application has seen, and the sending of their answers."""
+
+    def __init__(self, server: Server | None = None, transport: Transport | None = None) -> None:
+        self.server = server or Server(self._app, LIMITS, overload_headers=[("x-over", "loaded")])
+        self.transport = transport or Transport()
+        self.seen: list[str] = []
+        self.left: list[str] = []
+        self.answers: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
+        self.connection = HttpConnection(self.server)
+        self.connection.connection_made(cast(Any, self.transport))
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope["path"])
+        self.scope = scope
+        for message in await self.answers.get():
+            await send(message)
+        if (await receive())["type"] == "http.disconnect":
+            self.left.append(scope["path"])
+
+    async def says(self, data: bytes) -> None:
+        self.connection.data_received(data)
+        await self.turn()
+
+    async def turn(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    async def is_answered(self, data: bytes = b"ok", *, more: bool = False) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        self.answers.put_nowait([start, {"type": "http.response.body", "body": data, "more_body": more}])
+        await self.turn()
+
+    def has(self, seconds: float) -> bool:
+        """Tell whether the connection has so long from now."""
+        return abs(self.connection.deadline - time.monotonic() - seconds) < 1.0
+
+    @property
+    def statuses(self) -> list[bytes]:
+        return [part[:3] for part in self.transport.written.split(b"HTTP/1.1 ")[1:]]
+
+
+async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead() -> None:
+    client = Client()
+    await client.says(GET % 1 + GET % 2 + GET % 3)
+    assert (client.seen, client.transport.told) == (["/1"], ["pause_reading"])
+    for number in (2, 3):
+        await client.is_answered()
+        assert client.seen[-1] == f"/{number}"
+    assert client.transport.told == ["pause_reading", "resume_reading"]
+    await client.is_answered()
+    assert (client.statuses, client.transport.told[2:]) == ([b"200"] * 3, [])
+    assert client.scope["client"] == ("192.0.2.1", 7)
+    assert client.scope["scheme"] == "http"
+
+
+async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_it_is_answered() -> None:
+    client = Client()
+    assert client.has(LIMITS.head_timeout_s)
+    await client.says(GET % 1)
+    assert client.connection.deadline == NEVER
+    await client.is_answered()
+    assert client.has(LIMITS.keep_alive_s)
+    await client.says(b"GET / HT")
+    assert client.has(LIMITS.head_timeout_s)
+    client.connection.deadline = 5.0
+    await client.says(b"TP/1.1\r\n")
+    assert client.connection.deadline == 5.0, "a head has no more time for coming in pieces"
+    client.connection.pause_writing()
+    assert client.connection.is_full
+    assert client.has(LIMITS.stall_s)
+    client.connection.resume_writing()
+    assert client.has(LIMITS.keep_alive_s)
+    await client.says(b"host: x\r\n\r\n")
+    client.connection.pause_writing()
+    client.connection.resume_writing()
+    assert (client.connection.deadline, client.connection.is_full) == (NEVER, False)
+
+
+@pytest.mark.parametrize(
+    ("begins", "told", "cut", "status"),
+    [
+        (b"", ["close"], None, None),
+        (b"GET / HT", ["write_eof"], "request_timeout", b"408"),
+    ],
+)
+async def test_a_connection_whose_time_is_over_is_closed_and_told_why_where_it_has_begun_to_ask(
+    begins: bytes, told: list[str], cut: str | None, status: bytes | None
+) -> None:
+    client = Client()
+    if begins:
+        await client.says(begins)
+    client.connection.overdue()
+    assert (client.transport.told, client.has(LINGER_S)) == (told, True)
+    assert client.statuses == ([status] if status else [])
+    assert dict(client.server.cut) == ({cut: 1} if cut else {})
+    client.connection.overdue()
+    assert client.transport.told == [*told, "abort"]
+    assert client.connection.deadline == NEVER
+    full = Client()
+    full.connection.pause_writing()
+    full.connection.overdue()
+    assert (full.transport.told, dict(full.server.cut)) == (["abort"], {"unread": 1})
+
+
+async def test_a_refusal_is_no_answer_to_another_request() -> None:
+    refusal = ApiError("overloaded", "full", retry_after_s=1)
+    client = Client()
+    client.connection.refuse(refusal)
+    assert client.statuses == [b"503"]
+    assert b"x-over: loaded\r\n" in client.transport.written
+    assert b"connection: close\r\n" in client.transport.written
+    assert client.transport.told == ["write_eof"]
+    await client.says(GET % 1)
+    assert client.seen == [], "what comes behind it is thrown away"
+    incoming = Client()
+    await incoming.says(POST)
+    incoming.connection.refuse(ApiError("request_timeout", "slow"))
+    await incoming.turn()
+    assert incoming.statuses == [b"408"]
+    assert b"x-over" not in incoming.transport.written
+    await incoming.is_answered()
+    assert (incoming.left, incoming.statuses) == (["/"], [b"408"]), "its application hears that it has left"
+    begun = Client()
+    await begun.says(POST)
+    await begun.is_answered(more=True)
+    begun.connection.refuse(refusal)
+    assert (begun.statuses, begun.transport.told) == ([b"200"], ["abort"])
+    behind = Client()
+    await behind.says(GET % 1 + POST)
+    behind.connection.refuse(refusal)
+    assert (behind.statuses, behind.transport.told[-1]) == ([], "abort"), "the first would take it for its own"
+
+
+async def test_what_is_no_request_spoils_no_answer_before_it() -> None:
+    client = Client()
+    await client.says(GET % 1 + b"nonsense\r\n\r\n")
+    assert client.seen == ["/1"]
+    await client.is_answered()
+    assert client.statuses == [b"200"]
+    assert b"connection: close" in client.transport.written
+    assert (client.transport.told[-1], client.has(LIMITS.stall_s)) == ("close", True)
+    alone = Client()
+    await alone.says(b"nonsense\r\n\r\n")
+    assert (alone.statuses, alone.seen) == ([b"400"], [])
+
+
+async def test_an_answer_before_its_requests_end_is_the_last_one() -> None:
+    for is_tls, told in ((False, ["write_eof"]), (True, ["close"])):
+        client = Client(transport=Transport(is_tls=is_tls))
+        await client.says(POST + b"ab")
+        await client.is_answered()
+        assert (client.statuses, client.transport.told, client.has(LINGER_S)) == ([b"200"], told, True)
+        await client.says(b"cd" + GET % 2)
+        assert client.seen == ["/"]
+        assert client.scope["scheme"] == ("https" if is_tls else "http")
+
+
+async def test_a_server_that_stops_answers_what_it_has_begun_and_closes_the_others() -> None:
+    client = Client()
+    await client.says(GET % 1)
+    client.connection.close_if_idle()
+    assert client.transport.told == []
+    client.server.is_stopping = True
+    await client.is_answered()
+    assert client.transport.told == ["close"]
+    idle = Client()
+    idle.connection.close_if_idle()
+    assert idle.transport.told == ["close"]
+
+
+async def test_who_leaves_is_told_to_all_that_he_asked_and_counts_no_longer() -> None:
+    for leave in (HttpConnection.eof_received, lambda connection: connection.connection_lost(None)):
+        client = Client()
+        await client.says(GET % 1 + GET % 2)
+        assert (len(client.server.connections), dict(client.server.by_client)) == (1, {"192.0.2.1": 1})
+        leave(client.connection)
+        await client.is_answered()
+        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "what waited is not begun"
+        client.connection.connection_lost(None)
+        client.connection.connection_lost(None)
+        assert (len(client.server.connections), dict(client.server.by_client)) == (0, {})
+
+
+async def test_connections_beyond_a_limit_are_told_so_and_far_beyond_it_are_closed_at_once() -> None:
+    first = Client()
+    second = Client(first.server, Transport(("192.0.2.1", 8)))
+    assert second.statuses == [b"429"]
+    assert b"your address has 1 connections open" in second.transport.written
+    assert b"x-over: loaded" in second.transport.written
+    third = Client(first.server, Transport(("192.0.2.2", 8)))
+    assert third.statuses == [b"503"]
+    others = [Client(first.server, Transport((f"192.0.2.{i}", 8))) for i in range(3, 3 + REFUSED_AT_ONCE)]
+    assert [client.transport.told for client in others[:-1]] == [["write_eof"]] * (REFUSED_AT_ONCE - 1)
+    assert (others[-1].transport.told, others[-1].statuses) == (["abort"], [])
+    assert dict(first.server.cut) == {"quota_exceeded": 1, "overloaded": REFUSED_AT_ONCE, "closed": 1}
+
+
+async def test_what_comes_before_a_handshake_is_answered_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytearray] = []
+
+    async def nothing(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(60)
+
+    def app(connection: Any, exchange: Any, early: bytearray) -> Any:
+        kept.append(early)
+        return nothing
+
+    monkeypatch.setattr(connection_module, "_websocket_app", app)
+    client = Client()
+    await client.says(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nab")
+    await client.says(b"c" * (EARLY_BYTES - 2))
+    assert client.transport.told == []
+    await client.says(b"d")
+    assert client.transport.told == ["pause_reading"]
+    assert kept == [b"ab" + b"c" * (EARLY_BYTES - 2) + b"d"]
+    assert client.connection.task is not None
+    client.connection.task.cancel()
+    await asyncio.gather(client.connection.task, return_exceptions=True)
+
+
+def test_an_address_of_ipv6_has_two_parts() -> None:
+    assert [host_and_port(each) for each in (("::1", 5, 0, 0), ("a", 5), "/socket", None)] == [
+        ("::1", 5),
+        ("a", 5),
+        "/socket",
+        None,
+    ]
