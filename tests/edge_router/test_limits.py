@@ -98,6 +98,8 @@ async def test_an_accounts_keys_have_one_bucket_whatever_the_spelling_and_the_pa
         ("GET", "/v1/a b", "/v1/a b", "invalid_request"),
         ("GET", "/v1/\xe9", "/v1/\xe9", "invalid_request"),
         ("GET", "/v1/\x7f", "/v1/\x7f", "invalid_request"),
+        ("GET", "/v1/a", "/v1/a\r\nx-pilotlight-account: b", "invalid_request"),
+        ("GET", "/v1/a", "/v1/a\n", "invalid_request"),
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused_by_its_head_and_counts_nowhere(

@@ -132,6 +132,7 @@ def test_a_client_is_told_who_was_lost_and_who_could_not_go_on() -> None:
     one = proxied()
     one.recovery.cut("ams1", Lost("closed", "it was reset"), 0.0)
     assert str(one.end_of_stream().message) == "the site ams1 was lost before the end of its answer: it was reset"
+    assert one.end_of_stream().word == "upstream_lost"
     one.tries.failed("iad1", SiteFailed("full", "it is full"))
     assert one.end_of_stream().message.endswith("; no other site could continue it: iad1: it is full")
     one.recovery.lost_site = ""

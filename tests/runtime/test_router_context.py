@@ -7,7 +7,7 @@ import pytest
 
 from dialects.openai_chat import parse_chat
 from runtime.middleware import ACCOUNT, GENUINE_HOP, HOLDER
-from runtime.router_context import RouterContext, body_limit, check_model, router_context, tenant_in
+from runtime.router_context import Declined, RouterContext, body_limit, check_model, router_context, tenant_in
 from wire.continuation import (
     ANSWER,
     MAX_DELIVERED_BYTES,
@@ -21,7 +21,7 @@ from wire.continuation import (
 from wire.credentials import Account, Key, owner_of, tenant_of
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError
-from wire.headers import MAX_QUEUE_WAIT, PREFIXES
+from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from wire.prefixes import encode_prompt_prefixes
 
 NAME = AnswerName(5, 6, "0" * 24)
@@ -125,3 +125,11 @@ def test_a_request_is_whose_a_router_says_or_else_its_keys() -> None:
     check_model({**scope(), HOLDER: holder}, "n")
     with pytest.raises(ApiError, match="not open to the account acme"):
         check_model({**scope(), HOLDER: holder}, "m")
+
+
+def test_a_site_that_declines_says_so_as_one_that_is_full_and_how_long_its_queue_is() -> None:
+    declined = Declined(7, 12.4, 5)
+    full = ApiError("overloaded", "full", retry_after_s=1.0)
+    assert declined.headers() == [*full.headers(), (QUEUE, "7")]
+    assert (declined.word, declined.queued_tokens) == ("overloaded", 7)
+    assert "the queue is 12 ms long, longer than the 5 ms" in declined.message

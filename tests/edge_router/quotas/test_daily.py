@@ -1,9 +1,13 @@
 """Daily quotas: reserved, settled, and begun anew at midnight."""
 
+from typing import cast
+
 import pytest
 
 from edge_router.ledger.prices import BILLIONTHS
 from edge_router.quotas.daily import DAY_S, DAYS_KEPT, DailyQuotas
+from edge_router.quotas.lease_store import LeaseKey
+from edge_router.quotas.shared import QuotaLease, SharedQuotas
 from sites.network import CustomerConfig
 from tests.edge_router.builders import Clock
 from wire.errors import ApiError
@@ -103,3 +107,77 @@ def test_days_that_have_passed_are_forgotten() -> None:
         assert kept.reserve("acme", 100, 0)
     kept.settle(first, 0, 0)  # of a day that nobody counts any more
     assert len(kept._days) == DAYS_KEPT
+
+
+class Shared:
+    """Limits that routers share, as the day's quotas ask for them."""
+
+    def __init__(self) -> None:
+        self.leases: dict[LeaseKey, QuotaLease] = {}
+        self.needs: list[tuple[LeaseKey, float]] = []
+        self.too_little: LeaseKey | None = None
+
+    def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
+        assert per_s == 0.0, "a day's quota does not fill by itself"
+        return self.leases.setdefault(key, QuotaLease(key, capacity, per_s, before, 0.0))
+
+    async def short(self, needs: list[tuple[QuotaLease, float]]) -> QuotaLease | None:
+        self.needs = [(lease.key, need) for lease, need in needs]
+        return next((lease for lease, _ in needs if lease.key == self.too_little), None)
+
+
+async def test_what_is_at_work_and_what_was_spent_is_told_to_other_routers() -> None:
+    clock, shared = Clock(), Shared()
+    kept = DailyQuotas(clock, cast(SharedQuotas, shared))
+    kept.set([CustomerConfig(name="acme", tokens_per_day=100, cost_per_day=2.0), CustomerConfig(name="free")])
+    kept.begin_with("acme", 10, 3)
+    await kept.ready("acme", 30, BILLIONTHS)
+    tokens, money = LeaseKey("acme", "tokens_per_day", 0), LeaseKey("acme", "cost_per_day", 0)
+    assert shared.needs == [(tokens, 30), (money, BILLIONTHS)]
+    assert {key: (lease.capacity, lease.before) for key, lease in shared.leases.items()} == {
+        tokens: (100, 10), money: (2 * BILLIONTHS, 3),
+    }  # fmt: skip
+    reserved = kept.reserve("acme", 30, BILLIONTHS)
+    assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(30, 0), (BILLIONTHS, 0)]
+    kept.settle(reserved, 12, 5)
+    assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(0, 12), (0, 5)]
+    kept.recovered("acme", clock.now, 1, 2)
+    kept.recovered("acme", -1.0, 100, 100)  # of the day before
+    kept.count("acme", clock.now, 3, 4)
+    assert [lease.spent for lease in shared.leases.values()] == [16, 11]
+    for account in ("free", "nobody"):
+        await kept.ready(account, 9, 9)
+        assert shared.needs == []
+        kept.settle(kept.reserve(account, 9, 9), 9, 9)
+    assert len(shared.leases) == 2
+    clock.advance(DAY_S)
+    kept.reserve("acme", 1, 1)
+    assert {key.period: lease.before for key, lease in shared.leases.items()} == {0: 3, 1: 0}, (
+        "a new day begins with nothing"
+    )
+
+
+async def test_who_has_too_little_left_at_all_routers_is_told_how_much_of_what() -> None:
+    clock, shared = Clock(), Shared()
+    kept = DailyQuotas(clock, cast(SharedQuotas, shared))
+    kept.set([CustomerConfig(name="acme", tokens_per_day=1000, cost_per_day=2.0)])
+    await kept.ready("acme", 1, 1)
+    for limit, scale, says in (
+        (
+            "tokens_per_day",
+            1,
+            "may have 1,000 tokens a day (UTC): 975 are used or at work, and this request may take 30;",
+        ),
+        (
+            "cost_per_day",
+            BILLIONTHS / 1000,
+            "may have 2 of money a day (UTC): 1.975 are used or at work, and this request may take 0.03;",
+        ),
+    ):
+        shared.too_little = LeaseKey("acme", limit, 0)
+        lease = shared.leases[shared.too_little]
+        lease.held, lease.free = 15 * scale, 10 * scale
+        with pytest.raises(ApiError) as refused:
+            await kept.ready("acme", 30, 30 * BILLIONTHS // 1000)
+        assert says in refused.value.message
+        assert refused.value.retry_after_s == DAY_S - clock.now

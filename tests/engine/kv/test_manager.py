@@ -12,7 +12,7 @@ from engine.kv.manager import BlockManager
 from engine.kv.prefix_index import block_name, extend_chain
 from engine.kv.tiers import Tier, Tiers
 from engine.protocol import SamplingParams
-from engine.sequence import Sequence
+from engine.sequence import PENDING, Sequence
 
 SIZE = 4
 BOTH: Windows = (None, 5)  # of the second group a token sees the block before its own, and no more
@@ -93,6 +93,23 @@ def test_what_is_full_is_found_and_stored_once_and_what_a_window_has_left_is_giv
     made.manager.complete(twin, 20)
     made.manager.complete(sequence, 20)
     assert len(made.tiers.stored) == 10, "of what two have computed one copy is kept"
+
+
+def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
+    made = Made((None,))
+    sequence = made.computed(made.sequence(7), 7)
+    sequence.token_ids += [7, PENDING]
+    assert made.manager.grow(sequence, 9)
+    made.manager.complete(sequence, 7)
+    assert len(sequence.block_hashes) == 1
+    sequence.token_ids += [PENDING] * 3  # a step launches ahead of the results
+    made.manager.complete(sequence, 8)
+    assert sequence.block_hashes == made.names(2)
+    sequence.token_ids[8:] = [8, 9, 10, 11]
+    assert made.manager.grow(sequence, 12)
+    made.manager.complete(sequence, 12)
+    assert sequence.block_hashes == made.names(3)
+    assert made.found(3) == [[True] * 3]
 
 
 def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:

@@ -1,11 +1,14 @@
-"""What a browser may be made to send by somebody else's page, and what it may read."""
+"""What a browser may be made to send by somebody else's page, what it may read, and what bodies may hold of the memory."""
+
+import asyncio
+from typing import Any
 
 import pytest
 
 from tests.edge_router.raw import status_of
 from tests.wire.http.test_server import App, client_of
-from wire.errors import Dialect
-from wire.http.middleware import OriginCheck, Origins
+from wire.errors import ApiError, Dialect
+from wire.http.middleware import BodyBudget, OriginCheck, Origins
 
 EVIL = b"http://evil.example"
 LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])
@@ -119,3 +122,46 @@ async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
         assert status_of(answer) == 403
         assert b"add it to cors_origins under [door]" in answer
     assert app.scopes == []
+
+
+class Bodies:
+    """An application behind a budget, which holds its requests' bodies until it is told to end."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.budget = BodyBudget(self._app, max_bytes)
+        self.may_end = asyncio.Event()
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        await self.may_end.wait()
+
+    async def ask(self, *parts: int, kind: str = "http") -> None:
+        messages = [{"body": bytes(size), "more_body": True} for size in parts] + [{"more_body": False}]
+
+        async def receive() -> Any:
+            return messages.pop(0)
+
+        await self.budget({"type": kind}, receive, None)
+
+
+async def test_bodies_of_all_requests_together_may_hold_so_much_and_no_more() -> None:
+    bodies = Bodies(10)
+    at_work = asyncio.create_task(bodies.ask(4, 2))
+    await asyncio.sleep(0)
+    assert bodies.budget.held_bytes == 6
+    for parts in ((5,), (2, 3)):
+        with pytest.raises(ApiError, match="the bodies of other requests") as told:
+            await bodies.ask(*parts)
+        assert (told.value.word, told.value.retry_after_s) == ("overloaded", 1)
+        assert bodies.budget.held_bytes == 6
+    full = asyncio.create_task(bodies.ask(4))
+    await asyncio.sleep(0)
+    assert bodies.budget.held_bytes == 10
+    empty = asyncio.create_task(bodies.ask())
+    socket = asyncio.create_task(bodies.ask(99, kind="websocket"))
+    await asyncio.sleep(0)
+    assert bodies.budget.held_bytes == 10, "what holds nothing may pass"
+    bodies.may_end.set()
+    await asyncio.gather(at_work, full, empty, socket)
+    assert bodies.budget.held_bytes == 0

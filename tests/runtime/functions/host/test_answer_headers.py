@@ -68,6 +68,11 @@ async def test_a_status_that_is_no_answers_is_refused(served: Served, status: st
     assert served.functions.pools["f"].isolates.load == 0
 
 
+def test_a_length_is_told_once_however_often_a_function_tells_it() -> None:
+    pairs = [("Content-Length", "3"), ("a", "b"), ("content-length", " 3"), ("CONTENT-LENGTH", "3")]
+    assert checked_headers(pairs) == [("content-length", "3"), ("a", "b")]
+
+
 def test_values_in_latin_1_and_tabs_pass() -> None:
     assert checked_headers([("A", "caf\xe9\tau lait"), ("b", "")]) == [("a", "caf\xe9\tau lait"), ("b", "")]
 

@@ -1,5 +1,6 @@
 """What subrequests are counted against: the request that makes them, or, where none is open, a second's time."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from runtime.functions.channel import Failure, StreamingReply
 from runtime.functions.host import subrequests as subrequests_module
 from runtime.functions.host.isolate_work import IsolateWork
 from runtime.functions.host.subrequests import OUTSIDE, OUTSIDE_S, Dial, Subrequests
+from wire.tracing import CURRENT
 
 LIMIT = 3
 
@@ -20,8 +22,12 @@ class Counted:
             self.work.begin(id)
         self.subrequests = Subrequests(self._answer, LIMIT, self.work)
         self.answers: list[Any] = []
+        self.asked: list[tuple[object, object]] = []
+        self.spans: list[dict[str, str]] = []
 
     async def _answer(self, wanted: object, body: object) -> Any:
+        self.asked.append((wanted, body))
+        self.spans.append(dict(CURRENT.get()))
         return self.answers.pop() if self.answers else "answer"
 
 
@@ -80,3 +86,19 @@ async def test_an_answer_in_two_parts_is_one_that_streams() -> None:
     told = [await counted.subrequests.answer(cast(Any, object()), None) for _ in range(3)]
     assert told[:2] == ["c", whole]
     assert isinstance(told[2], StreamingReply)
+
+
+async def test_a_subrequest_is_asked_with_its_body_and_within_the_span_of_its_request() -> None:
+    counted, frame, body = Counted(1), cast(Any, SimpleNamespace(within=1)), cast(Any, object())
+    token = CURRENT.set({"traceparent": "outer"})
+    counted.subrequests.begin(1)
+    CURRENT.reset(token)
+    for forgets in (False, True):
+        if forgets:
+            counted.subrequests.forget(1)
+        await asyncio.create_task(counted.subrequests.answer(frame, body))
+        assert counted.asked[-1] == (frame, body)
+    dial = Dial("example.com", 443, 1)
+    await counted.subrequests.dial(dial)
+    assert counted.asked[-1] == (dial, None)
+    assert counted.spans == [{"traceparent": "outer"}, {}, {}]
