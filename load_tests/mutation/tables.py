@@ -2,6 +2,7 @@
 
 from load_tests.mutation.again import AGAIN
 from load_tests.mutation.dangerous import DANGEROUS
+from load_tests.mutation.dangerous_redrawn import DANGEROUS_REDRAWN
 from load_tests.mutation.drawn import DRAWN
 from load_tests.mutation.fresh import FRESH
 from load_tests.mutation.later import LATER
@@ -17,4 +18,5 @@ SETS: dict[str, tuple[Mutant, ...]] = {
     "drawn": DRAWN,
     "redrawn": REDRAWN,
     "dangerous": DANGEROUS,
+    "dangerous-redrawn": DANGEROUS_REDRAWN,
 }

@@ -233,12 +233,15 @@ async def test_a_store_that_cannot_be_had_stops_the_start_by_its_reason(tmp_path
         Place(tmp_path, "postgresql://a@b/c?colour=red").ledger()
 
 
-async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_path: Path, is_replaced: bool) -> None:
     kept = Place(tmp_path).ledger()
     used(kept)
     await kept.flush()
     for name in ("usage.sqlite", "usage.sqlite-wal", "usage.sqlite-shm"):
         os.unlink(tmp_path / name)
+    if is_replaced:  # a backup was put in its place
+        (tmp_path / "usage.sqlite").touch()
     used(kept)
     await kept.close()
     assert rows(Place(tmp_path)) == [ROW]
