@@ -18,7 +18,7 @@ from load_tests.mutation.mirrors import mirrors
 from load_tests.mutation.mutant import ROOT, Mutant
 from load_tests.mutation.tables import SETS
 from load_tests.mutation.trial import Copy, Trial, copy_of
-from load_tests.records import write_record
+from load_tests.records import commit, write_record
 
 
 def main() -> None:
@@ -35,6 +35,7 @@ def main() -> None:
         for mutant in SETS[name]
         if options.only in f"{mutant.file} {mutant.why}"
     ]
+    commit()  # kept: the record is of what is tried, whatever is committed meanwhile
     console = Console(highlight=False, soft_wrap=True)
     with ExitStack() as stack, ThreadPoolExecutor(options.jobs) as threads:
         copies: SimpleQueue[Copy] = SimpleQueue()

@@ -268,3 +268,85 @@ def test_only_a_stream_of_a_model_that_is_awake_and_measured_is_held_to_a_first_
     )
     for other in (whole, asked("/fn/hello")):
         assert pace(ProxiedRequest(other, RELAY, 0.0)).first_stall_s(preference) == INFINITE
+
+
+async def next_name(choosing: SiteSelector, proxied: ProxiedRequest) -> str | None:
+    choice = await choosing.next_site(proxied)
+    return None if choice is None else choice[1].backend.name
+
+
+def failed(proxied: ProxiedRequest, *names: str, kind: Any = "full") -> None:
+    for name in names:
+        proxied.tries.failed(name, SiteFailed(kind, "why"))
+
+
+async def test_each_further_try_of_a_new_request_is_paid_for_once_and_the_last_is_the_last() -> None:
+    choosing, proxied = selector(Site("ams1"), Site("iad1"), Site("sin1")), ProxiedRequest(asked(), RELAY, 0.0)
+    before = choosing.retries.left
+    assert await next_name(choosing, proxied) == "ams1"
+    assert choosing.retries.left == before, "the first costs nothing"
+    failed(proxied, "ams1")
+    assert (await next_name(choosing, proxied), choosing.retries.left) == ("iad1", before - 1)
+    failed(proxied, "iad1")
+    proxied.tries.is_paid = True
+    assert (await next_name(choosing, proxied), choosing.retries.left) == ("sin1", before - 1)
+    assert not proxied.tries.is_paid
+    failed(proxied, "sin1")
+    assert await next_name(choosing, proxied) is None, "it has had its three tries"
+    poor = ProxiedRequest(asked(), RELAY, 0.0)
+    failed(poor, "ams1")
+    while choosing.retries.withdraw():
+        pass
+    assert await next_name(choosing, poor) is None
+    poor.tries.is_paid = True
+    assert await next_name(choosing, poor) == "iad1"
+
+
+async def test_those_that_declined_are_asked_again_before_those_that_missed_their_probes() -> None:
+    choosing = selector(Site("ams1"), Site("iad1", state="unhealthy"), Site("sin1", state="healthy", is_ejected=True))
+    proxied = ProxiedRequest(asked(), RELAY, 0.0)
+    failed(proxied, "ams1", "sin1", kind="declined")
+    assert await next_name(choosing, proxied) == "ams1"
+    failed(proxied, "ams1", "sin1")
+    assert await next_name(choosing, proxied) is None, "the policy ranks none that is unhealthy"
+
+
+async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_router.selection.TRY_AGAIN_S", 0.0)
+    clock = Clock()
+    choosing, proxied = selector(Site("ams1"), Site("iad1"), clock=clock), streaming()
+    while choosing.retries.withdraw():
+        pass
+    proxied.cut("ams1", Lost("closed", "why"), clock.now)
+    assert await next_name(choosing, proxied) == "iad1"
+    failed(proxied, "iad1")
+    assert await next_name(choosing, proxied) == "ams1", "nothing is paid for, and the one that lost it comes last"
+    failed(proxied, "ams1", kind="refused")
+    assert await next_name(choosing, proxied) == "iad1"
+    failed(proxied, "iad1")
+    assert await next_name(choosing, proxied) == "iad1", "who has refused is not asked again"
+    clock.advance(RELAY.continue_within_s)
+    assert await next_name(choosing, proxied) is None
+
+
+async def test_a_sleeping_model_is_told_that_it_may_be_wanted_at_the_first_try_and_where_there_is_a_choice() -> None:
+    class Hints:
+        def __init__(self) -> None:
+            self.told: list[tuple[str | None, int]] = []
+
+        def consider(self, model: str | None, preferences: list[Preference]) -> None:
+            self.told.append((model, len(preferences)))
+
+    for sites, is_first, told in (
+        (("ams1", "iad1"), True, [("ember", 2)]),
+        (("ams1", "iad1"), False, []),
+        (("ams1",), True, []),
+    ):
+        choosing, proxied = selector(*map(Site, sites)), ProxiedRequest(asked(), RELAY, 0.0)
+        hints = choosing.hints = cast(Any, Hints())
+        if not is_first:
+            failed(proxied, "ams1")
+        assert await next_name(choosing, proxied) == ("ams1" if is_first else "iad1")
+        assert hints.told == told
