@@ -486,3 +486,44 @@ async def test_reading_a_stream_counts_as_a_request_of_its_tenant() -> None:
     asked.limits.ready = none_left  # type: ignore[method-assign]
     assert await asked.ask("GET", name, "other") == "quota_exceeded"
     assert len(ready) == 1
+
+
+async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -> None:
+    class Kept:
+        """A journal that is this router's."""
+
+        is_ours, has_failed, num_parts = True, False, 3
+
+        def __init__(self) -> None:
+            self.entries: list[Any] = []
+
+        async def keep(self, *entries: Any) -> None:
+            self.entries += entries
+
+    recording = stream()
+    recording.journal = kept = cast(Any, Kept())
+    recording.log.untold = []
+    await recording.start_stream(200, [])
+    first, second = ResumePoint(0, (1,)), ResumePoint(0, (2, 3))
+    for point in (first, second):
+        recording.log.add(point)
+    await recording.write(event(0))
+    await recording.write(event(1))
+    recording.log.add(ResumePoint(0, (4,)))
+    await recording.write(event(2))
+    told = [entry for entry in kept.entries if isinstance(entry, Told)]
+    assert [(each.events, each.points) for each in told] == [
+        (event(0), (first, second)), (event(1), ()), (event(2), (ResumePoint(0, (4,)),)),
+    ]  # fmt: skip
+    assert recording.begun == (ASKED.answer, recording.log, "name.3")
+    again = stream()
+    assert not again.replay(kept.entries)
+    assert (again.log.num_tokens, again.events.num_bytes) == (4, recording.events.num_bytes)
+    await recording.refuse(ApiError("aborted", "cut"))
+    assert isinstance(kept.entries[-1], Told)
+    kept.is_ours = False
+    num_entries = len(kept.entries)
+    await recording.refuse(ApiError("aborted", "it may go on elsewhere"))
+    assert len(kept.entries) == num_entries
+    assert recording.events.last is not None
+    assert recording.events.last.event_id is None

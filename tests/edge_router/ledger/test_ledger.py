@@ -103,6 +103,8 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     again = place.ledger()
     recovered = ("acme", "acme-ci", "m", "", "recovered", 10, 0, 3, 10 * 1000 + 3 * 2000)
     assert sorted(rows(place)) == sorted([ROW, recovered])
+    told = [(one.outcome, one.use.output) for one in again.recovered]
+    assert told == [("recovered", 3), ("recovered", 0)], "what had ended was told to other routers before"
     await again.close()
 
 

@@ -53,3 +53,21 @@ def test_a_list_of_models_tells_the_price_of_one_token(at: float, prompt: str) -
     assert (told["prompt"], told["currency"]) == (prompt, "EUR")
     free = PriceList([PriceConfig(model="*", input=0, output=0)], "USD").told("x", 0.0)
     assert free == {"prompt": "0", "input_cache_read": "0", "completion": "0", "currency": "USD"}
+
+
+def test_names_that_clients_make_up_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_router.ledger.prices.MOST_MODELS", 2)
+    prices = PriceList([PriceConfig(model="m*", input=1.0, output=2.0)], "USD")
+    for _ in range(2):
+        told = [prices.cost(name, 0.0, ResourceUse(output=1)) for name in ("m1", "x", "m2", "y")]
+        assert told == [2000, None, 2000, None]
+    assert len(prices._of_model) == 2
+
+
+def test_of_prices_from_one_moment_the_first_in_the_file_counts_and_none_counts_before_its_time() -> None:
+    same = [PriceConfig(model="m", input=price, output=price, valid_from=JULY) for price in (1.0, 2.0)]
+    prices = PriceList(same, "USD")
+    assert prices.cost("m", JULY.timestamp(), ResourceUse(prompt=1)) == 1000
+    assert prices.cost("m", JULY.timestamp() - 0.001, ResourceUse(prompt=1)) is None
+    assert prices.told("m", 0.0) is None
+    assert (bool(prices), bool(PriceList([], "USD"))) == (True, False)

@@ -200,6 +200,14 @@ def test_nobody_else_may_read_it(tier: HostTier, tmp_path: Path) -> None:
     assert modes == {"tier": 0o700, "owner.lock": 0o600, f"slots-{SIZE}.kv": 0o600}
 
 
+def test_a_directory_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    for mode in (0o755, 0o701, 0o770):
+        (tmp_path / "tier").mkdir(exist_ok=True)
+        (tmp_path / "tier").chmod(mode)
+        HostTier.open(tmp_path / "tier", 10 * STRIDE).close()
+        assert stat.S_IMODE((tmp_path / "tier").stat().st_mode) == 0o700
+
+
 def test_a_link_in_the_directorys_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "tier").symlink_to(tmp_path / "elsewhere")

@@ -93,6 +93,15 @@ def test_every_limit_is_set_for_good_and_processes_are_counted_where_they_are_th
     assert told == {which: (value, value) for which, value in expected.items()}
 
 
+def test_what_python_needs_is_readable_and_whom_the_site_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/site/authorities.pem")
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    paths = confinement.interpreter.__wrapped__()
+    assert "/site/authorities.pem" in paths
+    assert {os.path.realpath(os.path.dirname(os.__file__)), "/usr/lib", "/etc/ssl/certs"} <= {*paths}
+    assert any(path.endswith("functions/sdk") for path in paths)
+
+
 def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_path: Path) -> None:
     for name in ("lib/python", "lib64", "lib/pythonic"):
         (tmp_path / name).mkdir(parents=True)

@@ -4,9 +4,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from multidict import CIMultiDict
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import FetchEvent
@@ -280,3 +282,24 @@ async def test_a_function_dials_what_the_site_allows_at_that_port_alone() -> Non
             connection.close()
             with pytest.raises(Failure, match="on the site's own machine"):
                 await egress.dial(Dial("127.0.0.1", port - 1, connects=False))
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (
+            [("Content-Encoding", "gzip"), ("Content-Length", "9"), ("Transfer-Encoding", "chunked"), ("X-Own", "1")],
+            [["x-own", "1"]],
+        ),
+        (
+            [("Content-Length", "9"), ("Transfer-Encoding", "chunked"), ("Set-Cookie", "a"), ("Set-Cookie", "b")],
+            [["content-length", "9"], ["set-cookie", "a"], ["set-cookie", "b"]],
+        ),
+    ],
+)
+def test_an_answer_that_was_unpacked_says_nothing_of_how_it_was_packed(
+    sent: list[tuple[str, str]], told: list[list[str]]
+) -> None:
+    response = SimpleNamespace(status=201, headers=CIMultiDict(sent), url="http://h/")
+    answer = egress_module._answer(cast("Any", response), redirected=True)
+    assert answer.value == {"status": 201, "headers": told, "url": "http://h/", "redirected": True}
