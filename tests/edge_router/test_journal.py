@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from edge_router.app import build_app
 from edge_router.durable import DurableStreams
-from edge_router.journal import AnswerBegun, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
+from edge_router.journal import AnswerBegun, Entry, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
 from sites.config import ConfigError
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock, network
@@ -192,6 +193,24 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     assert again.read() == [], "what was written here is known here"
     again.remove()
     assert not (tmp_path / "j").exists()
+
+
+async def test_a_router_that_ends_has_written_what_was_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journals = Journals(tmp_path)
+    journal = await journals.begin(NAME, ASKED)
+    assert journal is not None
+    append = JournalFile.append
+
+    def slowly(file: JournalFile, *entries: Entry) -> None:
+        time.sleep(0.03)
+        append(file, *entries)
+
+    monkeypatch.setattr(JournalFile, "append", slowly)
+    journal.release(Told(event(0), points(100)), StreamEnded())
+    journals.close()
+    assert journals.parts(NAME) == [[ASKED, Told(event(0), points(100)), StreamEnded()]]
 
 
 async def test_what_is_kept_for_a_moment_is_swept_as_often(tmp_path: Path) -> None:

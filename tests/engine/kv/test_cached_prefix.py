@@ -98,7 +98,7 @@ class World:
         assert prefix.num_in_store == places.count("store")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(WINDOWS, st.integers(0, 1), st.data())
 def test_what_is_cached_of_a_prompt_is_the_longest_prefix_of_which_all_is_there_that_is_seen(
     windows: Windows, share: int, draw: st.DataObject
@@ -113,7 +113,7 @@ def test_what_is_cached_of_a_prompt_is_the_longest_prefix_of_which_all_is_there_
     assert world.lookup.names_unknown(world.sequence) == unknown
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(WINDOWS, st.frozensets(st.sampled_from(["host", "disk", "store"])), st.booleans(), st.data())
 def test_a_longer_prefix_comes_from_as_far_as_that_pays(
     windows: Windows, worth: frozenset[str], was_read: bool, draw: st.DataObject

@@ -135,6 +135,19 @@ def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monk
     assert stored_of(range(15, 20)) == 2
 
 
+def test_a_block_that_is_larger_than_what_a_step_may_copy_has_a_step_of_its_own(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv.tiered_cache._STORED_PER_STEP_BYTES", rig.bytes - 1)
+    for n in range(3):
+        rig.fill(n)
+        rig.tiers.store(n, name(n))
+    for number in (1, 2, 3, 3):
+        rig.tiers.begin_stores(everything=False)
+        assert rig.tiers.wait_until_idle(10)
+        assert len(rig.host) == number
+
+
 def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
     rig.fill(0)
     rig.tiers.store(0, name(0))
