@@ -6,6 +6,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.kv.block_pool import BlockPool
+from engine.kv.block_table import BlockTable
 from engine.plan import SchedulerLimits
 from engine.protocol import SamplingParams, Submit
 from engine.scheduler import Scheduler
@@ -209,3 +210,30 @@ def test_a_sample_whose_leader_has_computed_the_prompt_starts_at_once() -> None:
     (leader,) = decoding(made, "leader", length=10)
     made.add(Sequence("sample", list(range(10)), SamplingParams(5), b"", length_limit=60), leader)
     assert compute(made) == {"leader": 1, "sample": 2}
+
+
+def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_less() -> None:
+    pool = BlockPool(40, num_shares=2)
+    ranks = Scheduler(pool, SchedulerLimits(4, 64, 8, 100, copies=2))
+
+    def running(share: int, length: int, num_blocks: int) -> None:
+        """A sequence of a rank whose results are under way, so that it has nothing to compute now."""
+        blocks = [pool.allocate(share) for _ in range(num_blocks)]
+        sequence = Sequence(f"of {share}", list(range(length)), SamplingParams(9), b"", share=share, length_limit=99)
+        sequence.tables = [BlockTable([block for block in blocks if block is not None], [1] * num_blocks)]
+        sequence.num_computed_tokens = sequence.num_completed_tokens = 4 * num_blocks
+        sequence.awaits_tokens = True
+        ranks.running.append(sequence)
+
+    running(0, 64, 4)  # which lacks twelve blocks of its sixteen
+    running(1, 24, 6)
+    newcomer = Sequence("new", [7] * 20, SamplingParams(9), b"", length_limit=99)
+    ranks.add(newcomer)
+    assert [chunk.sequence for chunk in ranks.schedule()] == [newcomer]
+    assert newcomer.share == 1
+    ranks.remove(newcomer)
+    ranks.remove(ranks.running[0])
+    running(0, 24, 5)
+    ranks.add(again := Sequence("again", [8] * 20, SamplingParams(9), b"", length_limit=99))
+    ranks.schedule()
+    assert again.share == 0, "where both have room, the one that holds less"
