@@ -1,4 +1,5 @@
-"""A second sixty in the rooms of dangerous.py, drawn as those were with another seed when their survivors had tests."""
+"""A second sixty in the rooms of dangerous.py, drawn as those were with another seed when their survivors had tests. The tests noticed 49 when they
+were first tried; the others have tests of their own since."""
 
 from load_tests.mutation.mutant import Mutant
 

@@ -109,7 +109,8 @@ _TESTS = {
     "edge_router/health.py": "edge_router/test_backend",
     "edge_router/admission.py": "edge_router/test_limits",
     "edge_router/policy/cost.py": "edge_router/test_policy edge_router/test_policy_properties",
-    "edge_router/proxy.py": "edge_router/test_proxy edge_router/test_retries edge_router/test_continuation edge_router/test_limits",
+    "edge_router/proxy.py": "edge_router/test_proxy edge_router/test_usage edge_router/test_retries edge_router/test_continuation "
+    "edge_router/test_limits",
     "edge_router/relay.py": "edge_router/test_relay edge_router/test_continuation",
     "edge_router/proxied.py": "edge_router/test_retry_budget edge_router/test_proxied edge_router/test_pace edge_router/test_journal",
     "edge_router/session.py": "edge_router/test_session",
