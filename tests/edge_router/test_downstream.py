@@ -42,9 +42,10 @@ class Client:
 
     async def _receive(self) -> Any:
         self.num_asked += 1
-        while not self.messages:
-            self._more.clear()
-            await self._more.wait()
+        async with asyncio.timeout(20):
+            while not self.messages:
+                self._more.clear()
+                await self._more.wait()
         self.num_received += 1
         return self.messages.pop(0)
 

@@ -142,7 +142,8 @@ class Bodies:
         async def receive() -> Any:
             return messages.pop(0)
 
-        await self.budget({"type": kind}, receive, None)
+        async with asyncio.timeout(20):
+            await self.budget({"type": kind}, receive, None)
 
 
 async def test_bodies_of_all_requests_together_may_hold_so_much_and_no_more() -> None:
