@@ -297,3 +297,57 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
             await accounting.begin(asked(more=b', "max_tokens": 50'), lambda model: (model, ""))
     assert quotas.reserve("acme", 100_000, 0), "all of it is left"
     await kept.close()
+
+
+async def test_what_could_not_be_written_is_tried_again_though_nothing_more_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_router.ledger.ledger.WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr("edge_router.ledger.ledger.TRY_AGAIN_S", 0.01)
+    kept = Place(tmp_path).ledger()
+    add, failures = kept._store.add, ["once", "twice"]
+
+    def failing_twice(records: Any) -> None:
+        if failures:
+            raise UsageStoreError(failures.pop(0))
+        add(records)
+
+    monkeypatch.setattr(kept._store, "add", failing_twice)
+    writing = asyncio.create_task(kept.run())
+    used(kept)
+    async with asyncio.timeout(10):
+        while kept.num_unwritten:
+            await asyncio.sleep(0.01)
+    assert (kept.fault, failures, rows(Place(tmp_path))) == (None, [], [ROW])
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+
+    def unreadable(query: UsageQuery) -> Any:
+        raise UsageStoreError("away")
+
+    monkeypatch.setattr(kept._store, "usage", unreadable)
+    with pytest.raises(ApiError, match="the ledger cannot be read: away") as refused:
+        await kept.usage(UsageQuery())
+    assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
+    await kept.close()
+
+
+async def test_a_batchs_request_is_written_once_by_whichever_router_asks_it_again_and_others_each_time(
+    place: Place,
+) -> None:
+    for is_again in (False, True):
+        kept = place.ledger()
+        for is_for_batch in (True, False):
+            request = asked()
+            request.head.is_for_batch = is_for_batch
+            meter = kept.begin(request, "m", "part", "french")
+            assert (meter.request.id == request.request_id) == is_for_batch
+            assert (meter.request.part, meter.request.adapter, meter.request.bytes_in) == (
+                "part",
+                "french",
+                len(request.body),
+            )
+            meter.count(TOKENS)
+            kept.end(meter, "complete", 0.5)
+        await kept.close()
+        assert len(rows(place)) == (3 if is_again else 2)

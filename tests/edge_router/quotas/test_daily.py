@@ -141,7 +141,7 @@ async def test_what_is_at_work_and_what_was_spent_is_told_to_other_routers() -> 
     assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(30, 0), (BILLIONTHS, 0)]
     kept.settle(reserved, 12, 5)
     assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(0, 12), (0, 5)]
-    kept.recovered("acme", clock.now, 1, 2)
+    kept.recovered("acme", kept.day_began_s, 1, 2)
     kept.recovered("acme", -1.0, 100, 100)  # of the day before
     kept.count("acme", clock.now, 3, 4)
     assert [lease.spent for lease in shared.leases.values()] == [16, 11]
