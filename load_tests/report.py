@@ -59,6 +59,8 @@ REGIONS: dict[str, Region] = {
     "routing-worst": Region(routing.worst_rows, "routing", is_simulated=True),
     "routing-heavy": Region(partial(routing.policy_rows, load="heavy"), "routing", is_simulated=True),
     "routing-moderate": Region(partial(routing.policy_rows, load="moderate"), "routing", is_simulated=True),
+    "routing-paired": Region(routing.paired_rows, is_simulated=True),
+    "routing-paired-all": Region(partial(routing.policy_rows, load="moderate"), "routing-paired", is_simulated=True),
     "routing-troubles": Region(routing.trouble_rows, "routing", is_simulated=True),
     "routing-pools": Region(routing.pool_rows, "routing", is_simulated=True),
     "routing-scale": Region(routing.scale_rows, "routing"),

@@ -1,5 +1,6 @@
 """`make bench-routing`: every policy on every trace of the simulation at both loads, over held-out seeds; ours and the best others in ten troubles;
-what a decision costs; with a record and a plot per load. `--trace-file` adds a file in Mooncake's format, which is read where it lies and never kept.
+what a decision costs; with a record and a plot per load. A run of a part has another `--subject`, and no plots. `--trace-file` adds a file in
+Mooncake's format, which is read where it lies and never kept.
 
 Simulated time says nothing about this machine; the record's machine only explains the seconds that the runs took, and the decisions' times.
 """
@@ -7,6 +8,7 @@ Simulated time says nothing about this machine; the record's machine only explai
 import argparse
 import json
 import math
+import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from load_tests.paired import interval
 from load_tests.records import spread, write_record
 from load_tests.scenarios.routing_scale import decision_costs, status_bytes
 from load_tests.sim.contenders import CONTENDERS, Contender
@@ -28,6 +31,7 @@ from load_tests.sim.trouble import NONE, TROUBLES, Trouble
 from load_tests.sim.world import CRASHES, HELD_OUT_SEEDS, NUM_ROUTERS, NUM_SITES, PARTITIONS, TUNING_SEEDS
 from load_tests.tables.routing import OURS
 
+SUBJECT = "routing"
 MEASURES = {
     "p50_ms": 1, "p95_ms": 1, "p99_ms": 1, "mean_ms": 1, "tpot_p50_ms": 1, "tpot_p95_ms": 1, "e2e_p50_ms": 1, "e2e_p95_ms": 1, "goodput": 4,
     "of_bound": 4, "hit_ratio": 4, "shed": 5, "cross_region": 4, "retried": 4, "declined": 4, "turned_over": 2, "wakes": 0,
@@ -37,6 +41,7 @@ TUNING_REQUESTS = 4_000
 LONGER = {"agent": 2}  # times the requests of other traces: its sessions are six times as long
 TROUBLED = (OURS, "GORGO, declining", "llm-d, declining")
 TROUBLED_TRACE = "chat"
+FEWEST_PAIRS = 8  # of fewer the bootstrap's bounds are too narrow
 FEW_SEEDS = 2  # of the record's, for what is wrong besides and for pools
 POOL_LOADS = (0.3, 0.6)
 POOL_REQUESTS = 3_000
@@ -73,8 +78,9 @@ def main() -> None:
     results = _results(asked, traces, cells, troubled, quiet)
     print(f"{perf_counter() - began:.0f} s, {results['seconds_on_one_core']} s of simulation")
     if asked.seeds != TUNING_SEEDS:
-        path = write_record("routing", results, ("numpy",))
-        write_plots(path, asked.loads)
+        path = write_record(asked.subject, results, ("numpy",))
+        if asked.subject == SUBJECT:
+            write_plots(path, asked.loads)
         print(path)
 
 
@@ -155,6 +161,7 @@ def _results(
         "simulated_requests": sum(run.begun for run in runs),
         "seconds_on_one_core": round(sum(run.cpu_s for run in runs)),
         "cells": [_cell(each) for each in cells],
+        "paired": [pair for each in cells if (pair := _paired(each, cells)) is not None],
         "troubles": [{**_cell(each), "trouble": trouble} for (_, trouble), each in troubled.items()],
         "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in dict.fromkeys(run.policy for run in quiet)],
         "decisions": decision_costs(),
@@ -189,6 +196,23 @@ def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
     return {"trace": runs[0].trace, "load": runs[0].load, "policy": runs[0].policy, **figures}
 
 
+def _paired(others: Sequence[Outcome], cells: Iterable[Sequence[Outcome]]) -> dict[str, Any] | None:
+    """Ours over another policy, by the seeds that both had: geometric mean, and its bounds of 95 % confidence. None: too few seeds."""
+    first = others[0]
+    place = OURS, first.trace, first.load
+    ours = {run.seed: run for runs in cells for run in runs if (run.policy, run.trace, run.load) == place}
+    pairs = [(ours[run.seed], run) for run in others if run.seed in ours]
+    if first.policy == OURS or len(pairs) < FEWEST_PAIRS:
+        return None
+    over: dict[str, Any] = {"trace": first.trace, "load": first.load, "policy": first.policy, "n": len(pairs)}
+    for name in ("p95_ms", "p99_ms"):
+        logs = [math.log(getattr(own, name) / getattr(other, name)) for own, other in pairs]
+        low, high = interval(logs, random.Random(name))
+        mean = statistics.fmean(logs)
+        over[name] = {key: round(math.exp(value), 3) for key, value in {"mean": mean, "low": low, "high": high}.items()}
+    return over
+
+
 def write_plots(record: Path, loads: Iterable[str]) -> None:
     """Draw the plots from the record alone."""
     results = json.loads(record.read_text(encoding="utf-8"))["results"]
@@ -218,6 +242,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="try the grids of --policies instead, on a tuning seed")
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS[:3])
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of three held-out ones")
+    parser.add_argument("--subject", default=SUBJECT, help="of the record")
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="keep each run's figures there, and do not repeat them"
     )

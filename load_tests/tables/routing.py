@@ -87,6 +87,14 @@ def worst_rows(results: Record) -> Iterable[list[str]]:
         yield line
 
 
+def paired_rows(results: Record) -> Iterable[list[str]]:
+    """Return ours over each policy that had enough of the same seeds, with the bounds of 95 % confidence."""
+    yield ["ours over", "seeds", "p95", "p99"]
+    for pair in results["paired"]:
+        bounds = [f"{at['mean']:.2f} ({at['low']:.2f} to {at['high']:.2f})" for at in (pair["p95_ms"], pair["p99_ms"])]
+        yield [f"{pair['policy']}: {pair['trace']}, {pair['load']}", f"{pair['n']}", *bounds]
+
+
 def _seeds(cell: Record) -> int:
     return int(cell["p95_ms"]["n"])
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,6 +19,7 @@ from load_tests.sim.trouble import NONE, TROUBLES, Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 from load_tests.tables.routing import (
     OURS,
+    paired_rows,
     policy_rows,
     pool_rows,
     rows,
@@ -104,6 +105,32 @@ def test_a_policy_is_judged_by_how_far_it_is_from_the_best_in_the_median_and_the
         ["a", "1.00, 1.04", "2, 3 of 3", "1.00, 1.04", "2, 3 of 3"],
         ["b", "1.01, 3.00", "1, 2 of 3", "1.01, 3.00", "1, 2 of 3"],
     ]
+
+
+def test_a_part_has_a_subject_of_its_own_and_no_plots_and_policies_are_compared_seed_by_seed(
+    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def simulate(policy: str, *given: Any, **named: Any) -> Outcome:
+        outcome, is_ours = simulation(policy, *given, **named), policy == OURS
+        p99_ms = 4.0 if is_ours and outcome.seed % 2 else 2.0 if not is_ours else 1.0
+        return replace(outcome, p95_ms=outcome.seed * (1.0 if is_ours else 4.0), p99_ms=p99_ms)
+
+    monkeypatch.setattr(routing, "simulate", simulate)
+    monkeypatch.setattr("sys.argv", [
+        "routing", "--policies", OURS, "GORGO", "--traces", "chat", "--loads", "heavy", "--no-troubles", "--no-pools", "--quiet",
+        "--subject", "routing-part", "--seeds", *map(str, range(101, 109)),
+    ])  # fmt: skip
+    routing.main()
+    (written,) = tmp_path.iterdir()
+    record = json.loads(written.read_text())
+    assert record["subject"] == "routing-part"
+    (pair,) = record["results"]["paired"]
+    assert (pair["policy"], pair["n"]) == ("GORGO", 8)
+    assert pair["p95_ms"] == {"mean": 0.25, "low": 0.25, "high": 0.25}
+    assert pair["p99_ms"]["mean"] == 1.0
+    assert 0.5 <= pair["p99_ms"]["low"] < 1 < pair["p99_ms"]["high"] <= 2.0
+    header, line = paired_rows(record["results"])
+    assert (len(header), line[:3]) == (4, ["GORGO: chat, heavy", "8", "0.25 (0.25 to 0.25)"])
 
 
 def test_ten_million_conversations_are_planned_by_what_an_entry_was_measured_to_take() -> None:
