@@ -271,7 +271,8 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
 
 
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
-    """Return what a request waits in a queue and for its prefill, on average over those that come to any of the sites; 0: none does."""
+    """Return what a request would wait in a queue and for its prefill, on average over those that come to any of the sites; 0: none does. They wait
+    for less, since they avoid the long queues; but without these the tail gives up its caches too easily (docs/measurements.md)."""
     requests_per_s = waited_ms_per_s = 0.0
     for model in models:
         if model is not None and model.prefill_tokens_per_s > 0:
