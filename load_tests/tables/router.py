@@ -81,7 +81,8 @@ def http_servers(results: Record) -> Iterable[list[str]]:
 def faults(results: Record) -> Iterable[list[str]]:
     yield ["", "streams", "with the undisturbed run's tokens", "longest pause, s"]
     for row in results["rows"]:
-        yield [row["fault"], str(row["streams"]), str(row["same"]), f"{row['longest_pause_s']:.1f}"]
+        if "skipped" not in row:
+            yield [row["fault"], str(row["streams"]), str(row["same"]), f"{row['longest_pause_s']:.1f}"]
 
 
 def attacks(results: Record) -> Iterable[list[str]]:

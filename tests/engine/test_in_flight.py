@@ -1,5 +1,6 @@
 """Steps under way over a runner that only notes what it is asked: which rows choose, whose tokens they become, and what is fed to the next step."""
 
+import time
 from array import array
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -59,7 +60,7 @@ def sequence(name: str, num_tokens: int, computed: int, first_block: int = 0, **
 
 def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of_its_drafts() -> None:
     runner = Runner(1)
-    steps = InFlightSteps(runner, SIZE)
+    steps = InFlightSteps(runner, SIZE, time.perf_counter)
     drafting = sequence("drafting", 6, 5)
     counted = sequence("counted", 4, 3, 4, presence_penalty=1.0)
     ended = sequence("ended", 4, 3, 8)
@@ -103,7 +104,7 @@ def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of
 
 def test_what_penalties_count_behind_a_draft_has_the_drafts_before_it() -> None:
     runner = Runner(1)
-    steps = InFlightSteps(runner, SIZE)
+    steps = InFlightSteps(runner, SIZE, time.perf_counter)
     counted = sequence("counted", 4, 0, presence_penalty=1.0)
     counted.token_ids += [3, 3]
     counted.num_computed_tokens = 5
@@ -116,7 +117,7 @@ def test_what_penalties_count_behind_a_draft_has_the_drafts_before_it() -> None:
 @pytest.mark.parametrize(("depth", "most", "feeds"), [(1, 0, False), (2, 1, True), (3, 2, False)])
 def test_a_runner_has_so_many_steps_under_way_and_two_feed_each_other(depth: int, most: int, feeds: bool) -> None:
     runner = Runner(depth)
-    steps = InFlightSteps(runner, SIZE)
+    steps = InFlightSteps(runner, SIZE, time.perf_counter)
     assert steps.feeds_next == feeds
     assert steps.is_full == (most == 0)
     for number in range(most):
@@ -131,7 +132,7 @@ def test_a_runner_has_so_many_steps_under_way_and_two_feed_each_other(depth: int
 
 def test_a_token_that_is_not_known_yet_is_fed_from_the_row_that_chooses_it() -> None:
     runner = Runner(2)
-    steps = InFlightSteps(runner, SIZE)
+    steps = InFlightSteps(runner, SIZE, time.perf_counter)
     part, first, second = sequence("part", 9, 0), sequence("first", 3, 0, 4), sequence("second", 5, 4, 8)
     chunks = [Chunk.next_of(second, 1), Chunk.next_of(part, 4), Chunk.next_of(first, 3)]
     steps.choose(steps.forward(chunks, frozenset()))
@@ -149,7 +150,7 @@ def test_a_token_that_is_not_known_yet_is_fed_from_the_row_that_chooses_it() -> 
 
 def test_steps_that_are_not_wanted_are_not_waited_for() -> None:
     runner = Runner(3)
-    steps = InFlightSteps(runner, SIZE)
+    steps = InFlightSteps(runner, SIZE, time.perf_counter)
     for number in range(2):
         steps.choose(steps.forward([Chunk.next_of(sequence(str(number), 3, 0, 4 * number), 3)], frozenset()))
     steps.drop()

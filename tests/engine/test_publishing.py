@@ -66,7 +66,7 @@ def outputs(engine: Engine, *names: str, **sampling: Any) -> dict[str, list[Toke
         engine.submit(submit(name, PROMPT, **sampling))
     while engine.has_work:
         engine.step()
-        for output in engine.take_outputs():
+        for output in engine.sequences.take_outputs():
             told[output.sequence_id].append(output)
     return told
 
