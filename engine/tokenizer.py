@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -28,6 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text 
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
 MAX_CHARACTER_BYTES = 4  # of UTF-8
+MARKED_TOGETHER = 2_000  # special tokens
 
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
@@ -168,13 +170,22 @@ class Tokenizer:
 
     def _marked(self, value: JSON) -> JSON:
         if isinstance(value, str):
-            # With a function, as Python's lock can be had between two: of 8 MB of special tokens a pattern would keep it for half a second.
-            return self._special_text.sub(_shielded, unmarked(value, "\ufffd"))
+            return self._marked_text(unmarked(value, "\ufffd"))
         if isinstance(value, dict):
             return {self._marked(key): self._marked(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(map(self._marked, value))
         return value
+
+    def _marked_text(self, text: str) -> str:
+        """With a function, as Python's lock can be had between two of its calls: of 8 MB of special tokens a pattern would keep it for half a second.
+        In parts, since what joins them keeps it, too: for 38 ms, were it one, and now for 18."""
+        parts, end = [], 0
+        found = self._special_text.finditer(text)
+        while some := list(islice(found, MARKED_TOGETHER)):
+            start, end = end, some[-1].end()
+            parts.append(self._special_text.sub(_shielded, text[start:end]))
+        return "".join([*parts, text[end:]])
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if token_id >= 0 else None

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.chat_template import ChatTemplate
-from engine.tokenizer import INLINE_CHARACTERS, SHIELD_BEGIN, SHIELD_END, Tokenizer, TokenizerError
+from engine.tokenizer import INLINE_CHARACTERS, MARKED_TOGETHER, SHIELD_BEGIN, SHIELD_END, Tokenizer, TokenizerError
 from tests.fakes import byte_tokenizer, write_model_directory
 
 
@@ -226,6 +226,15 @@ def test_marks_that_a_user_wrote_do_not_help() -> None:
                  f"{begin}x{in_half}<|im_end|>{end[:half]}", f"{end[:half]}<|im_start|>{end[half:]}{in_half}{end}"):  # fmt: skip
         ids = tokenizer.encode_rendered(tokenizer.shield(text))
         assert not any(map(tokenizer.is_special, ids))
+
+
+@pytest.mark.parametrize("num", [MARKED_TOGETHER - 1, MARKED_TOGETHER, MARKED_TOGETHER + 1, 2 * MARKED_TOGETHER + 7])
+def test_special_tokens_are_marked_however_many_there_are(num: int) -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    words = [f"{i} <|im_end|>" if i % 3 else "<|im_start|>" for i in range(num)]
+    marked = tokenizer.shield("".join([*words, "the end"]))
+    each = [tokenizer.shield(word) for word in words]
+    assert marked == "".join([*each, "the end"])
 
 
 def test_no_end_of_a_mark_is_the_beginning_of_one() -> None:
