@@ -54,6 +54,7 @@ def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_head
 
 SHAPES = {
     "8b": llama_shape(4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B's
+    "3b": llama_shape(3072, 8192, 28, 24, 8, 32000),
     "0.5b": llama_shape(1024, 4096, 28, 16, 8, 32000),
     "tiny": llama_shape(256, 704, 4, 4, 2, 2048),
 }

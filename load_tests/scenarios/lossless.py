@@ -1,9 +1,10 @@
 """A bf16 model on this CPU with plain weights and with the same in 12 bits, step by step in turns, and what either form takes.
 
     python -m load_tests.scenarios.lossless                       0.5b, two minutes
-    python -m load_tests.scenarios.lossless --shape 8b --rounds 3
+    python -m load_tests.scenarios.lossless --shape 3b --rounds 5
 
-Decode steps of each batch and prompts are timed by turns, plain first and coded first; the figure is the median of the pairs' ratios. Both models
+Decode steps of each batch and prompts are timed by turns, plain first and coded first; the figure is the median of the pairs' ratios. Beside one
+sequence of the 0.5b llama.cpp decodes one over bf16 and q8_0, where `make peers` has set it up. Both models
 have the same random numbers, of a trained model's distribution within a matrix; trained checkpoints are measured by their sizes alone (`--sizes`).
 """
 
@@ -30,7 +31,9 @@ from kernels.cpu import library, pages
 from kernels.lossless import Survey
 from load_tests.ceilings import Ceilings
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
+from load_tests.peers.llama_cpp import LlamaFiles, Look
 from load_tests.records import spread, write_record
+from load_tests.scenarios.engines import ROOT
 
 SUBJECT = "lossless"
 _CPU = torch.device("cpu")
@@ -56,6 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--sizes", type=Path, nargs="*", default=[], help="checkpoints in bf16, of which sizes are told"
@@ -70,13 +74,15 @@ def main() -> int:
     for directory in options.sizes:
         results["checkpoints"][directory.name] = _sizes(_stored(directory))
     results["ceilings"] = Ceilings(_CPU, (torch.bfloat16,)).measure().summary()
-    results |= _speeds(options.shape, options.rounds)
+    peers = LlamaFiles.find(options.peers, options.shape, options.threads, ("bf16", "q8_0"))
+    results |= _speeds(options.shape, options.rounds, peers)
     _show(results)
-    print(f"Record: {write_record(SUBJECT, results)}")
+    subject = SUBJECT if options.shape == "0.5b" else f"{SUBJECT}-{options.shape}"
+    print(f"Record: {write_record(subject, results)}")
     return 0
 
 
-def _speeds(shape: str, rounds: int) -> dict[str, Any]:
+def _speeds(shape: str, rounds: int, peers: LlamaFiles | None) -> dict[str, Any]:
     config, weights = SHAPES[shape], _KeptWeights()
     loader = WeightLoader(weights, torch.bfloat16, _CPU)
     plain = load(config, loader, config.context_length)
@@ -92,7 +98,8 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     rows = {}
     for name, (tokens, step) in steps.items():
         works = [partial(compute, runner, step) for runner in runners]
-        rows[name] = _compared(works, tokens, rounds)
+        others = peers.looks() if peers is not None and name == "decode 1" else {}
+        rows[name] = _compared(works, tokens, rounds, others)
     return {
         "plain_bytes": plain_bytes,
         "coded_bytes": num_bytes,
@@ -102,7 +109,9 @@ def _speeds(shape: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def _compared(works: Sequence[Callable[[], None]], tokens: int, rounds: int) -> dict[str, Any]:
+def _compared(
+    works: Sequence[Callable[[], None]], tokens: int, rounds: int, others: Mapping[str, Look]
+) -> dict[str, Any]:
     for work in works:
         for _ in range(_WARM_UPS):
             work()
@@ -110,17 +119,21 @@ def _compared(works: Sequence[Callable[[], None]], tokens: int, rounds: int) -> 
     works[0]()
     times = max(1, int(_LEAST_S / (time.perf_counter() - began)))
     taken: list[list[float]] = [[], []]
+    by_others: dict[str, list[float]] = {name: [] for name in others}
     for i in range(rounds):
         for which in (0, 1) if i % 2 else (1, 0):
             began = time.perf_counter()
             for _ in range(times):
                 works[which]()
             taken[which].append((time.perf_counter() - began) / times)
+        for name, look in others.items():
+            by_others[name].append(look())
     ratios = [plain / coded for plain, coded in zip(*taken, strict=True)]
     return {
         "plain_tokens_per_s": spread([tokens / one for one in taken[0]]),
         "coded_tokens_per_s": spread([tokens / one for one in taken[1]]),
         "times_as_fast": spread(ratios),
+        "others_tokens_per_s": {name: spread([tokens / one for one in of]) for name, of in by_others.items()},
     }
 
 
@@ -179,6 +192,8 @@ def _show(results: dict[str, Any]) -> None:
             row[key]["median"] for key in ("plain_tokens_per_s", "coded_tokens_per_s", "times_as_fast")
         )
         print(f"  {name:<11} plain {plain:9,.1f} tokens/s, in 12 bits {coded:9,.1f}: {ratio:.3f} times as fast")
+        for other, speed in row["others_tokens_per_s"].items():
+            print(f"  {name:<11} {other} {speed['median']:9,.1f} tokens/s")
 
 
 if __name__ == "__main__":

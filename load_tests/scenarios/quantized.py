@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,18 +38,16 @@ from kernels.int8 import Int8Weight
 from kernels.weight import Weight
 from load_tests.ceilings import Ceilings
 from load_tests.engine_speed import BLOCK_SIZE, DECODE_CONTEXT, SHAPES, RandomWeights, compute, steps_of
+from load_tests.peers.llama_cpp import LlamaFiles, Look
 from load_tests.records import spread, write_record
-from load_tests.scenarios.engines import ROOT, LlamaCpp, Task
+from load_tests.scenarios.engines import ROOT
 
 SUBJECT = "quantized"
 _CPU = torch.device("cpu")
 _WARM_UPS = 6  # a step is recorded when it is launched for the fourth time
 _BATCHES, _PROMPTS = (1, 4, 16), (512,)
 _LEAST_S = 0.15  # of steps between two looks at the clock
-_SHAPE_OF_PEERS, _PEERS_TOKENS = "0.5b", 16  # load_tests/peers/checkpoint.py's
 _FORMS = {"int8 by row": (8, 0), "int8 by 32": (8, 32), "int4 by 32": (4, 32), "int4 by 128": (4, 128)}
-
-Look = Callable[[], float]  # seconds of a step
 
 
 class _CodedLoader(WeightLoader):
@@ -93,39 +91,11 @@ def main() -> int:
         return 3
     results: dict[str, Any] = {"shape": options.shape, "threads": options.threads}
     results["ceilings"] = Ceilings(_CPU, (torch.bfloat16,)).measure().summary()
-    results |= _speeds(options.shape, options.rounds, Peers.find(options.peers, options.shape, options.threads))
+    peers = LlamaFiles.find(options.peers, options.shape, options.threads, ("q8_0", "q4_K_M"))
+    results |= _speeds(options.shape, options.rounds, peers)
     _show(results)
     print(f"Record: {write_record(SUBJECT, results)}")
     return 0
-
-
-class Peers(NamedTuple):
-    """llama.cpp, and its files of the same shape by type."""
-
-    files: dict[str, Path]
-    program: Path
-    threads: int
-
-    @classmethod
-    def find(cls, folder: Path, shape: str, threads: int) -> "Peers | None":
-        program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
-        files = {kind: folder / "checkpoint" / f"{kind}.gguf" for kind in ("Q8_0", "Q4_K_M")}
-        if shape != _SHAPE_OF_PEERS or program is None or not all(file.exists() for file in files.values()):
-            return None
-        return cls(files, program, threads)
-
-    def looks(self) -> "dict[str, Look]":
-        """Return what decodes a sequence behind as many tokens as ours, by name."""
-        found: dict[str, Look] = {}
-        for kind, file in self.files.items():
-            found[f"llama.cpp {kind.lower()}"] = partial(
-                self._look, LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))
-            )
-        return found
-
-    @staticmethod
-    def _look(engine: LlamaCpp) -> float:
-        return 1 / engine.run(Task("decode", 1, DECODE_CONTEXT), 1, _PEERS_TOKENS).tokens_per_s
 
 
 def _read_here(file: Path, folder: Path, config: DenseConfig) -> Decoder:
@@ -138,7 +108,7 @@ def _read_here(file: Path, folder: Path, config: DenseConfig) -> Decoder:
     return model
 
 
-def _speeds(shape: str, rounds: int, peers: Peers | None) -> dict[str, Any]:
+def _speeds(shape: str, rounds: int, peers: LlamaFiles | None) -> dict[str, Any]:
     config = SHAPES[shape]
     models = {"bf16": load(config, WeightLoader(RandomWeights(_CPU), torch.bfloat16, _CPU), config.context_length)}
     projections = {}
@@ -148,7 +118,7 @@ def _speeds(shape: str, rounds: int, peers: Peers | None) -> dict[str, Any]:
         projections[name] = loader.num_bytes
     if peers is not None:
         with TemporaryDirectory() as folder:
-            models["q8_0 file"] = _read_here(peers.files["Q8_0"], Path(folder), config)
+            models["q8_0 file"] = _read_here(peers.files["q8_0"], Path(folder), config)
     layout = CacheLayout(config.cached_layers, BLOCK_SIZE, torch.bfloat16, config.context_length)
     kv_tokens = max(max(_BATCHES) * (DECODE_CONTEXT + 2 * BLOCK_SIZE), *_PROMPTS) + BLOCK_SIZE
     cache = layout.new_blocks(-(-kv_tokens // BLOCK_SIZE), _CPU)

@@ -13,6 +13,8 @@ def in_memory(results: Record) -> Iterable[list[str]]:
             step[key]["median"] for key in ("plain_tokens_per_s", "coded_tokens_per_s", "times_as_fast")
         )
         yield [f"{name}, tokens/s", f"{plain:,.1f}", f"{coded:,.1f}", f"{ratio:.3f}"]
+        for other, speed in step.get("others_tokens_per_s", {}).items():
+            yield [f"{name}, {other}, tokens/s", f"{speed['median']:,.1f}", "", ""]
     for name, sizes in {"these matrices": results["matrices"], **results["checkpoints"]}.items():
         plain, coded = (sizes[key] / 2**20 for key in ("plain_bytes", "coded_bytes"))
         yield [f"{name}, MiB", f"{plain:,.1f}", f"{coded:,.1f}", f"{1 - sizes['saved']:.3f}"]
