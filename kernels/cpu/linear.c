@@ -17,6 +17,7 @@
 #define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
 #define FEW_CODED (PIECE == 32 && LEVEL1_KIB >= 48 ? 6 : FEW)  // and with one that is decoded on its way, into registers,
 #define X_BYTES (16 << 10)                           // if so much of x, which is read for each row of w, stays in the first-level cache
+#define BY_ROWS (LEVEL1_KIB < 48)                    // a single tile of x meets rows of w, not blocks of a unit; measured on Zen 4 alone
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
@@ -292,7 +293,7 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
     const long fetched = num_tiles == 1 ? W_TILE : num_tiles < W_TILE ? 2 : 1;
     const int is_coded = w->coded.codes != NULL;
     memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
-    if (num_tiles == 1 && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
+    if (BY_ROWS && num_tiles == 1 && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
         if (is_coded) multiply_coded_tile(x, top, x_rows, w, current, next, w_rows, sums);
         else multiply_plain_tile(x, top, x_rows, w, current, next, w_rows, sums);
         return;
@@ -320,7 +321,7 @@ static void multiply(const operand *x, long top, long x_rows, const weight *w, c
                 ahead += i * fetched % W_TILE * kept_stride;
                 const scalar *rows_of_w = is_coded ? decoded + group * W_TILE * DEPTH : kept_at(w, current->first[group], k);
                 float *into = sums + m * W_UNIT + group * W_TILE;
-                if (rows == X_TILE || columns <= DEPTH)
+                if (!BY_ROWS || rows == X_TILE || columns <= DEPTH)
                     tiles(1, rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, fetched, into);
                 else
                     tiles(0, rows, w_rows[group], block, stride, rows_of_w, stride_of_w, depth, ahead, kept_stride, fetched, into);
