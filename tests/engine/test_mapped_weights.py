@@ -55,7 +55,9 @@ def kept_at(tmp_path: Path) -> Path:
 
 def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> LoadedModel:
     path = None if kept_at is None else str(kept_at)
-    spec = ModelSpec("tiny", str(directory), dtype, weights_file=path, lossless="off")  # a machine that gains by 12 bits would take them
+    spec = ModelSpec(
+        "tiny", str(directory), dtype, weights_file=path, lossless="off"
+    )  # a machine that gains by 12 bits would take them
     return load_model(spec, CONFIG, memory)
 
 
