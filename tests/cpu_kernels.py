@@ -10,8 +10,8 @@ from kernels.cpu import library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
-# Which products are left to torch's, and so which steps can be recorded, is measured: in tests it would depend on how busy the machine is.
-library.keep_most_rows = lambda *_: None
+# Which calls are left to torch's, and so which steps can be recorded, is measured: in tests it would depend on how busy the machine is.
+library.keep_limits = lambda *_: None
 
 
 @contextmanager

@@ -1,19 +1,24 @@
-"""Up to how many rows the library's own products are the faster ones, where torch's have what they lack (matrix units, or conversions of bf16).
+"""Up to how many rows the library's own products and attention are the faster ones, where torch's have what they lack: matrix units, conversions of
+bf16.
 
-Measured once on a machine, for a fifth of a second, and kept beside the library, whose name tells one CPU from another. Knows products of one size,
-too large for any cache; refuses to know models. Until it is measured the numbers are those of library.py.
+Measured once on a machine, for a second or so, and kept beside the library, whose name tells one CPU from another. Knows products of one size, too
+large for any cache, and prompts of one shape; refuses to know models. Until it is measured the numbers are those of library.py.
 """
 
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from kernels.attention_rule import AttentionRule
+from kernels.varlen import VarlenBatch
 
 log = logging.getLogger(__name__)
 
@@ -23,29 +28,48 @@ _OUTPUTS, _COLUMNS = 8192, 4096  # of 64 MiB in bf16, as weights come: from memo
 _TIMES = 3
 _LEAST_GAIN = 1.15  # of torch's: a step with a product of its cannot be recorded
 
+# Of a prompt: tokens of a chunk, the last of their context, in the shape of a model of eight billion weights, a quarter of its heads.
+_QUERIES = (16, 64, 256, 512)
+_CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
+
 Product = Callable[[torch.Tensor, torch.Tensor], object]  # x, weight
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule], object]
 
 
-def keep_most_rows(into: dict[torch.dtype, int], dtypes: Iterable[torch.dtype], ours: Product, file: Path) -> None:
+class Forms(NamedTuple):
+    """One library's."""
+
+    product: Product
+    attention: Attention
+
+
+class Limits(NamedTuple):
+    """Up to which the library's forms are used, by type; those of more rows are torch's."""
+
+    rows: dict[torch.dtype, int]  # of a product
+    queries: dict[torch.dtype, int]  # of a prompt's attention without window and sinks
+
+
+def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
     """Fill `into` with what was measured before, or measure in the background."""
     wanted = list(dtypes)
-    if not wanted:
-        return
     try:
         kept = json.loads(file.read_bytes())
         if kept["of"] == _circumstances():
-            into |= {dtype: int(kept["rows"][str(dtype)]) for dtype in wanted}
+            found = [{dtype: int(kept[name][str(dtype)]) for dtype in wanted} for name in Limits._fields]
+            into.rows.update(found[0])
+            into.queries.update(found[1])
             return
     except (OSError, ValueError, KeyError, TypeError):
         pass  # never measured here, or by an earlier version
     # waited for at the end of the process: a daemon that is ended within torch's code aborts it
-    threading.Thread(target=_measure, args=(into, wanted, ours, file), name="cpu-crossover").start()
+    threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 
-def crossover(ours_s: Callable[[int], float], torchs_s: Callable[[int], float]) -> int:
-    """Return the most rows up to which torch's gains too little, by functions that say what so many rows take."""
+def crossover(counts: Sequence[int], ours_s: Callable[[int], float], torchs_s: Callable[[int], float]) -> int:
+    """Return the most of `counts` rows up to which torch's gains too little, by functions that say what so many rows take."""
     most = 0
-    for rows in _ROWS:
+    for rows in counts:
         if ours_s(rows) > _LEAST_GAIN * torchs_s(rows):
             return most
         most = rows
@@ -53,31 +77,48 @@ def crossover(ours_s: Callable[[int], float], torchs_s: Callable[[int], float]) 
 
 
 @torch.inference_mode()
-def _measure(into: dict[torch.dtype, int], dtypes: list[torch.dtype], ours: Product, file: Path) -> None:
+def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
     for dtype in dtypes:
-        weight = torch.empty(_OUTPUTS, _COLUMNS, dtype=dtype).fill_(0.01)
-
-        def least(product: Product, rows: int, weight: torch.Tensor = weight) -> float:
-            x = torch.ones(rows, _COLUMNS, dtype=weight.dtype)
-            return min(_seconds(product, x, weight) for _ in range(_TIMES))
-
-        into[dtype] = crossover(
-            lambda rows, least=least: least(ours, rows),  # type: ignore[misc]
-            lambda rows, least=least: least(torch.nn.functional.linear, rows),  # type: ignore[misc]
-        )
-        log.info("products in %s are the CPU library's up to %d rows, by measurement", dtype, into[dtype])
-    kept = {"of": _circumstances(), "rows": {str(dtype): into[dtype] for dtype in dtypes}}
+        rows_s = partial(_product_s, torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype))
+        into.rows[dtype] = crossover(_ROWS, partial(rows_s, ours), partial(rows_s, torchs))
+        queries_s = partial(_attention_s, dtype)
+        into.queries[dtype] = crossover(_QUERIES, partial(queries_s, ours), partial(queries_s, torchs))
+        log.info(
+            "in %s the CPU library computes products of up to %d rows and attention of up to %d tokens of a prompt, by measurement",
+            dtype, into.rows[dtype], into.queries[dtype],
+        )  # fmt: skip
+    measured = {
+        name: {str(dtype): limits[dtype] for dtype in dtypes} for name, limits in zip(Limits._fields, into, strict=True)
+    }
     with suppress(OSError):  # it is measured again at the next start
         unfinished = file.with_suffix(".measured")
-        unfinished.write_text(json.dumps(kept))
+        unfinished.write_text(json.dumps({"of": _circumstances(), **measured}))
         unfinished.replace(file)
 
 
-def _seconds(product: Product, x: torch.Tensor, weight: torch.Tensor) -> float:
-    began = time.perf_counter()
-    product(x, weight)
-    return time.perf_counter() - began
+def _product_s(weight: torch.Tensor, forms: Forms, rows: int) -> float:
+    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
+    return _least_s(lambda: forms.product(x, weight))
+
+
+def _attention_s(dtype: torch.dtype, forms: Forms, queries: int) -> float:
+    blocks = _CONTEXT // _BLOCK_SIZE
+    q = torch.ones(queries, _HEADS, _HEAD_DIM, dtype=dtype)
+    k, v = torch.ones(2, blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, dtype=dtype)
+    starts, contexts = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, queries], [_CONTEXT]))
+    batch = VarlenBatch(torch.arange(blocks)[None], starts, contexts, (queries,), (_CONTEXT,))
+    rule = AttentionRule(scale=_HEAD_DIM**-0.5)
+    return _least_s(lambda: forms.attention(q, k, v, batch, rule))
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    took = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return min(took)
 
 
 def _circumstances() -> list[Any]:
-    return [torch.__version__, torch.get_num_threads(), *_ROWS]
+    return [torch.__version__, torch.get_num_threads(), *_ROWS, *_QUERIES]

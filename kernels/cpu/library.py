@@ -6,6 +6,7 @@ operation is torch's: slower, with the same results up to rounding.
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 
 from kernels.cpu import functions
 from kernels.cpu.build import TORCH, BuildError, build_library, find_library, forced_kind
-from kernels.cpu.crossover import UNLIMITED, keep_most_rows
+from kernels.cpu.crossover import UNLIMITED, Forms, Limits, keep_limits
 from kernels.cpu.functions import Function
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Library:
         self.few_rows = {dtype: functions.number(opened, f"few_rows_{ending}") for dtype, ending in _ENDINGS.items()}
         # rows of a product; those of more are torch's
         self.most_rows = {dtype: self.few_rows[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
+        self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)  # of a prompt; attention of those of more is torch's
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
         self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
@@ -150,9 +152,17 @@ def _use_built() -> None:
 
 
 def _opened(path: Path) -> Library:
-    """Load the library, and find out which products are better left to torch's."""
+    """Load the library, and find out which products and prompts are better left to torch's."""
     library = Library(path)
-    keep_most_rows(library.most_rows, library.slow, library.product, path.with_suffix(".json"))
+    if library.slow:
+        # which import this module
+        from kernels.cpu import ops
+        from kernels.prefill_attention import attend_by_torch
+
+        ours = Forms(library.product, partial(ops.prefill_attention, library))
+        torchs = Forms(torch.nn.functional.linear, attend_by_torch)
+        limits = Limits(library.most_rows, library.most_queries)
+        keep_limits(limits, library.slow, ours, torchs, path.with_suffix(".json"))
     return library
 
 

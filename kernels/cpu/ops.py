@@ -11,6 +11,7 @@ from torch import Tensor, empty_like, get_num_threads
 
 from kernels.attention_rule import AttentionRule
 from kernels.cpu import library as cpu
+from kernels.cpu.crossover import UNLIMITED
 from kernels.cpu.functions import Function
 from kernels.cpu.library import Library
 from kernels.fp8_cache import FP8
@@ -316,9 +317,14 @@ def prefill_attention(
     library: Library, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> Tensor | None:
     """As kernels/prefill_attention.py's, q strided between tokens. Its callers have checked the arguments."""
-    if q.shape[2] > _MAX_TILED_HEAD_DIM:
+    if q.shape[2] > _MAX_TILED_HEAD_DIM or _is_left_to_torch(library, q.dtype, batch, rule):
         return None
     return _attend_varlen(library.prefill_attention.get(q.dtype), q, k_cache, v_cache, batch, rule)
+
+
+def _is_left_to_torch(library: Library, dtype: torch.dtype, batch: VarlenBatch, rule: AttentionRule) -> bool:
+    most = library.most_queries.get(dtype, UNLIMITED)
+    return rule.window is None and not rule.is_naive and max(batch.host_q_lens, default=0) > most
 
 
 def verify_attention(

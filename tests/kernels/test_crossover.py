@@ -4,27 +4,36 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.cpu import crossover
-from kernels.cpu.crossover import UNLIMITED, keep_most_rows
+from kernels.attention_rule import AttentionRule
+from kernels.cpu import crossover, library, ops
+from kernels.cpu.crossover import UNLIMITED, Forms, Limits, keep_limits
+from kernels.prefill_attention import attend_by_torch, prefill_attention
+from kernels.varlen import VarlenBatch
+from tests.cpu_kernels import C_LIBRARY, computing_with
 
 BF16 = torch.bfloat16
+TORCHS = Forms(torch.nn.functional.linear, attend_by_torch)
 pytestmark = pytest.mark.cpu_only
 
 
 def slow_from(rows: int) -> int:
-    return crossover.crossover(lambda n: 2.0 if n >= rows else 0.5, lambda n: 1.0)
+    return crossover.crossover((1, 2, 4, 8, 16, 32), lambda n: 2.0 if n >= rows else 0.5, lambda n: 1.0)
 
 
 def test_ours_are_used_up_to_the_first_number_of_rows_at_which_torchs_is_faster() -> None:
     assert slow_from(16) == 8
     assert slow_from(1) == 0
     assert slow_from(10**6) == UNLIMITED
-    assert crossover.crossover(lambda n: 1.1, lambda n: 1.0) == UNLIMITED, "what a recording saves is worth more"
+    assert crossover.crossover((1, 2), lambda n: 1.1, lambda n: 1.0) == UNLIMITED, (
+        "what a recording saves is worth more"
+    )
 
 
 def wait_for_measurement() -> None:
@@ -33,46 +42,114 @@ def wait_for_measurement() -> None:
             thread.join()
 
 
-def test_what_was_measured_is_found_again_by_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(crossover, "crossover", lambda ours, torchs: calls.append(ours(2)) or 8)
+def unmeasured() -> Limits:
+    return Limits({BF16: 24}, {BF16: UNLIMITED})
+
+
+def measured_as(most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sizes, each computed once, of which `most` rows are said to be ours."""
+
+    def measured(counts: Sequence[int], ours: Callable[[int], float], torchs: Callable[[int], float]) -> int:
+        calls.extend((ours(2), torchs(2)))
+        return most
+
+    monkeypatch.setattr(crossover, "crossover", measured)
     monkeypatch.setattr(crossover, "_OUTPUTS", 16)
-    file, rows = tmp_path / "kernels.json", {BF16: 24}
-    keep_most_rows(rows, [BF16], torch.nn.functional.linear, file)
+    monkeypatch.setattr(crossover, "_CONTEXT", 32)
+
+
+def test_what_was_measured_is_found_again_by_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    measured_as(8, calls, monkeypatch)
+    file, limits = tmp_path / "kernels.json", unmeasured()
+    keep_limits(limits, [BF16], TORCHS, TORCHS, file)
     wait_for_measurement()
-    assert rows == {BF16: 8}
-    assert len(calls) == 1
-    again = {BF16: 24}
-    keep_most_rows(again, [BF16], torch.nn.functional.linear, file)
-    assert again == {BF16: 8}
-    assert len(calls) == 1
+    assert limits == Limits({BF16: 8}, {BF16: 8})
+    assert len(calls) == 4
+    again = unmeasured()
+    keep_limits(again, [BF16], TORCHS, TORCHS, file)
+    assert again == limits
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"of": ["1.0", 2], "rows": {}}'])
 def test_a_file_of_other_circumstances_or_none_is_measured_anew(
     tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crossover, "crossover", lambda ours, torchs: 4)
-    monkeypatch.setattr(crossover, "_OUTPUTS", 16)
-    file, rows = tmp_path / "kernels.json", {BF16: 24}
+    measured_as(4, [], monkeypatch)
+    file, limits = tmp_path / "kernels.json", unmeasured()
     file.write_text(content)
-    keep_most_rows(rows, [BF16], torch.nn.functional.linear, file)
+    keep_limits(limits, [BF16], TORCHS, TORCHS, file)
     wait_for_measurement()
-    assert rows == {BF16: 4}
-    assert json.loads(file.read_text())["rows"] == {str(BF16): 4}
+    assert limits == Limits({BF16: 4}, {BF16: 4})
+    kept = json.loads(file.read_text())
+    assert (kept["rows"], kept["queries"]) == ({str(BF16): 4}, {str(BF16): 4})
 
 
-def test_where_ours_are_always_faster_nothing_is_measured(tmp_path: Path) -> None:
-    rows = {BF16: UNLIMITED}
-    keep_most_rows(rows, [], torch.nn.functional.linear, tmp_path / "kernels.json")
-    assert list(tmp_path.iterdir()) == []
+def test_a_file_without_a_limit_leaves_all_as_they_are_until_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as(4, [], monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    file, limits = tmp_path / "kernels.json", unmeasured()
+    file.write_text(json.dumps({"of": crossover._circumstances(), "rows": {str(BF16): 1}}))
+    keep_limits(limits, [BF16], TORCHS, TORCHS, file)
+    assert limits == unmeasured()
+
+
+def test_both_forms_of_attention_compute_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+
+    def least_s(work: Callable[[], object]) -> float:
+        results.append(work())
+        return 1.0
+
+    monkeypatch.setattr(crossover, "_least_s", least_s)
+    with computing_with(C_LIBRARY):
+        assert library.loaded is not None
+        ours = Forms(TORCHS.product, partial(ops.prefill_attention, library.loaded))
+        for queries in crossover._QUERIES:
+            crossover._attention_s(BF16, ours, queries)
+            crossover._attention_s(BF16, TORCHS, queries)
+    for by_c, by_torch in zip(results[::2], results[1::2], strict=True):
+        torch.testing.assert_close(by_c, by_torch)
+
+
+@pytest.mark.parametrize(("queries", "window", "is_torchs"), [(16, None, False), (17, None, True), (17, 8, False)])
+def test_a_longer_prompt_than_is_ours_is_left_to_torch(queries: int, window: int | None, is_torchs: bool) -> None:
+    q, cache = torch.randn(queries, 4, 64).to(BF16), torch.randn(4, 16, 2, 64).to(BF16)
+    starts, contexts = torch.tensor([0, queries], dtype=torch.int32), torch.tensor([40], dtype=torch.int32)
+    batch = VarlenBatch(torch.arange(4)[None], starts, contexts, (queries,), (40,))
+    args = (q, cache, cache.flip(0), batch, AttentionRule(0.125, window))
+    with computing_with(C_LIBRARY), pytest.MonkeyPatch.context() as patch:
+        assert library.loaded is not None
+        whole = prefill_attention(*args)
+        patch.setattr(library.loaded, "most_queries", {BF16: 16})
+        assert (ops.prefill_attention(library.loaded, *args) is None) == is_torchs
+        torch.testing.assert_close(prefill_attention(*args), whole, atol=0.02, rtol=0.02)
+
+
+def test_where_nothing_is_slow_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object) -> None:
+        raise AssertionError
+
+    with computing_with(C_LIBRARY):
+        assert library.loaded is not None
+        monkeypatch.setattr(library, "keep_limits", refused)
+        if library.loaded.slow:
+            with pytest.raises(AssertionError):
+                library._opened(library.loaded.path)
+        else:
+            assert library._opened(library.loaded.path).most_queries[BF16] == UNLIMITED
 
 
 def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
     script = f"""
 import pathlib, torch
-from kernels.cpu.crossover import keep_most_rows
-keep_most_rows({{}}, [torch.bfloat16], torch.nn.functional.linear, pathlib.Path({str(tmp_path / "kernels.json")!r}))
+from kernels.cpu.crossover import Forms, Limits, keep_limits
+from kernels.prefill_attention import attend_by_torch
+torchs = Forms(torch.nn.functional.linear, attend_by_torch)
+keep_limits(Limits({{}}, {{}}), [torch.bfloat16], torchs, torchs, pathlib.Path({str(tmp_path / "kernels.json")!r}))
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
