@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-DIGEST = re.compile(r"^[0-9a-f]{64}$")
+DIGEST = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_BYTES = 64 << 20
 MAX_FILES = 10_000
 MAX_NAME_BYTES = 240

@@ -15,8 +15,8 @@ SERVE_PATH = "/internal/functions/serve"  # router -> site: ask me what is deplo
 TAIL_PATH = "/internal/functions/tail"
 MAX_VERSIONS = 50  # of one function
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # Python's $ would let a line's end pass
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
 Percent = Annotated[float, Meta(gt=0, le=100)]
 
 

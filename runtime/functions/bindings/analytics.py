@@ -45,7 +45,7 @@ class AnalyticsEngine(Binding):
         if sum(len((blob or "").encode()) for blob in request.blobs) > MAX_BLOB_BYTES:
             raise BindingError(f"the blobs of a data point have at most {MAX_BLOB_BYTES} bytes together", status=413)
         index = request.indexes[0] if request.indexes else None
-        if index is not None and len(index) > MAX_INDEX_BYTES:
+        if index is not None and len(index.encode()) > MAX_INDEX_BYTES:
             raise BindingError(f"the index of a data point has at most {MAX_INDEX_BYTES} bytes", status=413)
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now_s))

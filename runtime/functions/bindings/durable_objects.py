@@ -31,8 +31,8 @@ MAX_VALUE_BYTES = 2_000_000  # with its key
 MAX_LIST_BYTES = 16 << 20
 MAX_TIME_MS = 8_640_000_000_000_000
 
-Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-ClassName = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}$")]
+Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # Python's $ would let a line's end pass
+ClassName = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}\Z")]
 T = TypeVar("T")
 
 

@@ -4,7 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
-_PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def directory_of(state_dir: Path, kind: str, id: object) -> Path:
@@ -13,7 +13,7 @@ def directory_of(state_dir: Path, kind: str, id: object) -> Path:
 
 
 def name_of(id: str) -> str:
-    if _PLAIN.match(id):
+    if _PLAIN.fullmatch(id):
         return id
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", id).strip("-")[:40]
     return f"{readable}.{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

@@ -33,7 +33,11 @@ async def test_a_point_is_a_row_with_the_platforms_columns(wire: Wire, tmp_path:
 
 async def test_a_point_that_is_too_large_is_refused(wire: Wire) -> None:
     wired = await wire(DATASET)
-    for point in ({"blobs": ["x" * 20_000]}, {"indexes": ["x" * 97]}, {"doubles": [1.0] * 21}, {"blobs": [1]}):
+    largest = {"blobs": ["é" * 4096, None, "x" * 8192], "indexes": ["é" * 48], "doubles": [1.0] * 20}
+    assert await wired.raw("A", "write", **largest) is None
+    for point in (
+        {"blobs": ["é" * 4096, "x" * 8193]}, {"indexes": ["é" * 48 + "x"]}, {"indexes": ["a", "b"]}, {"doubles": [1.0] * 21}, {"blobs": [1]},
+    ):  # fmt: skip
         with pytest.raises(Failure):
             await wired.raw("A", "write", **point)
 

@@ -81,6 +81,8 @@ async def test_a_second_instance_makes_the_first_stale_and_undoes_what_it_had_no
         ("start", {"class_name": "../../etc", "id": ID}),
         ("start", {"class_name": "Counter", "id": "../" + "0" * 61}),
         ("start", {"class_name": "Counter", "id": "0" * 63}),
+        ("start", {"class_name": "Counter", "id": ID + "\n"}),
+        ("start", {"class_name": "Counter\n", "id": ID}),
         ("get", {"class_name": "Counter", "id": ID, "instance": 1, "keys": []}),
         ("get", {"class_name": "Counter", "id": ID, "instance": 1, "keys": ["x"] * 129}),
         ("get", {"class_name": "Counter", "id": ID, "instance": 1, "keys": ["x" * 2049]}),

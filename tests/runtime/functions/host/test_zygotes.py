@@ -4,19 +4,14 @@ import asyncio
 import errno
 import os
 import pty
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import suppress
 
-import msgspec
 import pytest
 
 from runtime.functions.host import system
-from runtime.functions.host.control_messages import Confined, Died, Failed, ForkIsolate, Report, Started
 from runtime.functions.host.processes import descendants
-from runtime.functions.host.zygote_client import FORGED, ChildProcess, ZygoteConnection
+from runtime.functions.host.zygote_client import FORGED
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from tests.runtime.functions.host.test_hostile import GOOD, fault_of
@@ -174,65 +169,6 @@ threading.Thread(target=forge, daemon=True).start()
         fault = await asking
         assert FORGED in fault.message
         await eventually(lambda: not os.path.exists(f"/proc/{isolate.pid}"))
-
-
-@pytest.fixture
-async def ends() -> AsyncIterator[tuple[ZygoteConnection, socket.socket, list[str]]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    failed: list[str] = []
-    link = ZygoteConnection(ours, os.getpid, failed.append)
-    with theirs:
-        yield link, theirs, failed
-        link.close()
-
-
-LIES: list[list[tuple[Report, int]]] = [
-    [(Died(1, 0, 0.0, 0), 0)],
-    [(Died(7, 0, 0.0, 0), 0)],
-    [(Failed(7, "no"), 0)],
-    [(Started(7), 1)],
-    [(Started(1), 0)],
-    [(Started(1), os.getpid())],
-    [(Confined(), 0), (Confined(), 0)],
-    [(Failed(1, "no"), 0), (Failed(1, "no"), 0)],
-]
-
-
-@pytest.mark.parametrize("reports", LIES)
-async def test_what_cannot_be_ends_the_zygote_that_says_it(
-    reports: list[tuple[Report, int]], ends: tuple[ZygoteConnection, socket.socket, list[str]]
-) -> None:
-    link, theirs, failed = ends
-    child = link.ask(lambda id: ForkIsolate(id, None), [])  # type: ignore[arg-type]
-    for report, pid in reports:
-        fds = [os.pidfd_open(pid)] if pid else []
-        socket.send_fds(theirs, [msgspec.msgpack.encode(report)], fds)
-        for fd in fds:
-            os.close(fd)
-    await asyncio.wait_for(_closed(link), 5)
-    assert failed == [FORGED]
-    assert isinstance(child, ChildProcess)
-    assert child.died.done()
-
-
-async def test_a_child_starts_once(ends: tuple[ZygoteConnection, socket.socket, list[str]]) -> None:
-    link, theirs, failed = ends
-    link.ask(lambda id: ForkIsolate(id, None), [])  # type: ignore[arg-type]
-    processes = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
-    for process in processes:
-        pidfd = os.pidfd_open(process.pid)
-        socket.send_fds(theirs, [msgspec.msgpack.encode(Started(1))], [pidfd])
-        os.close(pidfd)
-    await asyncio.wait_for(_closed(link), 5)
-    assert failed == [FORGED]
-    for process in processes:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def _closed(link: ZygoteConnection) -> None:
-    await eventually(lambda: link.closed)
 
 
 ORPHAN = """

@@ -1,0 +1,45 @@
+"""Spans within one process: whose part each is, what an error makes of it, and where they are sent."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from wire.tracing import CURRENT, Spans
+
+
+class Failed(Exception):
+    word = "overloaded"
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    made = Spans("http://127.0.0.1:9", "service", "1", site="ams1")
+    made._provider._active_span_processor._span_processors = ()  # nothing is sent
+    yield made
+    made.close()
+
+
+def test_work_in_a_scope_is_a_part_of_its_span_until_it_ends(spans: Spans) -> None:
+    outer = spans.start("outer", {}, "server", {"a": 1}, start_ns=5)
+    assert dict(CURRENT.get()) == {}
+    with spans.within("inner", spans.as_parent(outer), "internal", {}) as inner:
+        assert dict(CURRENT.get()) == spans.as_parent(inner)
+        child = spans.start("child", CURRENT.get(), "client", {})
+    assert dict(CURRENT.get()) == {}
+    traces = {span.get_span_context().trace_id for span in (outer, inner, child)}
+    assert len(traces) == 1
+    assert child.parent.span_id == inner.get_span_context().span_id  # type: ignore[attr-defined]
+    assert (outer.start_time, dict(outer.attributes)) == (5, {"a": 1})  # type: ignore[attr-defined]
+    assert [span.kind.name for span in (outer, inner, child)] == ["SERVER", "INTERNAL", "CLIENT"]  # type: ignore[attr-defined]
+    assert [span.end_time is None for span in (outer, inner, child)] == [True, False, True]  # type: ignore[attr-defined]
+    assert outer.resource.attributes["pilotlight.site"] == "ams1"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("error", "why"), [(Failed(), "overloaded"), (KeyError("k"), "KeyError")])
+def test_an_error_marks_its_span_and_goes_on(spans: Spans, error: Exception, why: str) -> None:
+    with pytest.raises(type(error)), spans.within("work", {}, "server", {}) as span:
+        raise error
+    assert span.attributes["error.type"] == why  # type: ignore[attr-defined]
+    assert span.status.status_code.name == "ERROR"  # type: ignore[attr-defined]
+    assert span.end_time is not None  # type: ignore[attr-defined]
+    assert dict(CURRENT.get()) == {}
