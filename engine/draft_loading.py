@@ -25,6 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
 from engine.models.eagle3 import Eagle3Head
 from engine.models.registry import Model, find_family
+from engine.parallel.part_runner import PartRunner
 from engine.phases import Phases
 from engine.planning.parallelism import Parallelism
 from engine.runner import ModelRunner
@@ -62,7 +63,9 @@ class LoadedDrafts(NamedTuple):
 
     def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
         """Return a runner of its own, over the model's blocks. `ranks`: that have the other parts."""
-        return ModelRunner(self.layers, layout, blocks, ranks=ranks)
+        if ranks is None:
+            return ModelRunner(self.layers, layout, blocks)
+        return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
         """Return what drafts by its runner, or that of all ranks."""

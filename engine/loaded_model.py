@@ -6,6 +6,7 @@ from engine.engine import Engine
 from engine.kv.lease import Lease, Reservation
 from engine.models.registry import Model
 from engine.parallel.one_rank import OneRank
+from engine.parallel.part_runner import PartRunner
 from engine.protocol import ModelSpec
 from engine.runner import ModelRunner
 from engine.weights.load import FilledModel
@@ -38,7 +39,7 @@ class LoadedModel(NamedTuple):
 
 def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
     if loaded.pending is not None:
-        if runner.balancer is not None:
+        if isinstance(runner, PartRunner):
             runner.balancer.may_write = False
         return Relocation(loaded.pending, runner.replace_model)
     return HugePages.start(loaded.memory)

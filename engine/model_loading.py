@@ -22,6 +22,7 @@ from engine.kv.layout import CacheLayout, in_fp8
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers
 from engine.models.registry import Family, Model, find_family
+from engine.parallel.part_runner import PartRunner
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
 from engine.planning.model import choose_dtype_name, plan_model
@@ -210,7 +211,7 @@ class ModelLoading(NamedTuple):
 
     def _bank(self, model: Model) -> AdapterBank | None:
         """Return slots for adapters, which take no memory before the first one comes."""
-        if not isinstance(model, Decoder) or not model.projections:
+        if self.recipe is not None or not isinstance(model, Decoder) or not model.projections:
             return None
         return AdapterBank(
             model.projections, self.dtype(), self.arena.device, self.host.adapter_slots, self.shard.stage
@@ -230,15 +231,9 @@ class ModelLoading(NamedTuple):
         adapters: AdapterBank | None = None,
         drafts: DraftLayers | None = None,
     ) -> ModelRunner:
-        if self.recipe is None:
-            hidden_size = self.config.hidden_size
-            return ModelRunner(
-                model, layout, blocks, ranks=ranks, adapters=adapters, hidden_size=hidden_size, drafts=drafts
-            )
-        recipe = self.recipe
-        return ModelRunner(
-            model, layout, blocks, recipe.pooling, recipe.is_normalized, ranks, hidden_size=self.config.hidden_size
-        )
+        if ranks is None:
+            return ModelRunner(model, layout, blocks, self.recipe, adapters, drafts)
+        return PartRunner(model, layout, blocks, ranks, self.config.hidden_size, self.recipe, adapters, drafts)
 
     def longest_context(self) -> int:
         most = self.recipe.max_tokens if self.recipe is not None else None

@@ -189,7 +189,9 @@ def decode_speed(
 def served(runner: ModelRunner, config: DenseConfig, batch: int, busy_s: float | None) -> dict[str, Any]:
     """Decode as an engine does it, its steps overlapping where the runner's do: a step's time, the host's part of it, and the share in which the
     device has nothing to do. `busy_s`: its kernels of one step."""
-    info = ModelInfo("bench", config.context_length, config.vocab_size, (), "", BLOCK_SIZE, runner.num_blocks, 0, 0.0)
+    info = ModelInfo(
+        "bench", config.context_length, config.vocab_size, (), "", BLOCK_SIZE, len(runner.kv_cache), 0, 0.0
+    )
     engine = Engine(info, runner, SchedulerLimits(BLOCK_SIZE, 8192, batch, batch, 3600.0))
     for i in range(batch):
         prompt = tuple((7 * i + j) % config.vocab_size for j in range(DECODE_CONTEXT))

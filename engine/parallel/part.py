@@ -19,9 +19,10 @@ from engine.models.registry import Model
 from engine.parallel.channel import RankChannel
 from engine.parallel.communicator import RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
+from engine.parallel.part_runner import BegunStep, PartRunner
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig
-from engine.runner import BegunStep, ModelRunner
+from engine.runner import ModelRunner
 from engine.step import StepInput
 from engine.weights.digests import content_fingerprint
 from engine.weights.relocation import HugePages, Relocation
@@ -53,7 +54,7 @@ class FollowedModel(NamedTuple):
     loading: ModelLoading
     model: Model
     layout: CacheLayout
-    runner: ModelRunner
+    runner: PartRunner
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
@@ -110,6 +111,7 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         loaded = loading.load(order.context_length, layout)
         drafts = loading.load_drafts(loaded.model, order.context_length)
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout, drafts)
+        assert isinstance(runner, PartRunner), "a rank has others"
         drafting = drafts and drafts.runner(layout, runner.kv_cache, memory.links.serving)
         moving = start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)

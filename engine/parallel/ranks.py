@@ -46,10 +46,11 @@ from engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
+from engine.parallel.part_runner import BegunStep, PartRunner
 from engine.planning.parallelism import Parallelism
 from engine.protocol import AdapterSource, HostConfig, ModelSpec
 from engine.results import RunResult
-from engine.runner import BegunStep, Forwarded, LaunchedStep, ModelRunner
+from engine.runner import Forwarded, LaunchedStep, ModelRunner
 from engine.step import ChoiceRow, StepInput
 from engine.vision.picture import PreparedImage
 from engine.vision.store import RunnerImages
@@ -270,6 +271,7 @@ class RankedRunner:
         order: Callable[[str, StepInput], object] = ComputeStep,
     ) -> None:
         """`order`: what the other ranks are told of a step."""
+        assert isinstance(own, PartRunner), "a group has several ranks"
         self.own = own
         self._order = order
         # Not 2, at which the token that a step chooses is fed into the next one before it is known: another stage computes it.

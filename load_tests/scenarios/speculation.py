@@ -328,7 +328,7 @@ def replay(shape: str) -> dict[str, Any]:
     dtype = torch.bfloat16 if on_gpu else torch.float32
     runner = make_runner(config, device, dtype, 8 * 512)
     info = ModelInfo(
-        "m", config.context_length, config.vocab_size, (), str(dtype), BLOCK_SIZE, runner.num_blocks, 1, 0.0
+        "m", config.context_length, config.vocab_size, (), str(dtype), BLOCK_SIZE, len(runner.kv_cache), 1, 0.0
     )
     limits, draw = SchedulerLimits(BLOCK_SIZE, 2048, 8, 8), random.Random(5)
     found: dict[str, Any] = {}

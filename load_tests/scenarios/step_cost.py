@@ -121,7 +121,7 @@ class Bench:
         return cache.seconds / whole
 
     def _engine(self) -> Engine:
-        blocks = self.runner.num_blocks
+        blocks = len(self.runner.kv_cache)
         info = ModelInfo(
             "m", self.config.context_length, self.config.vocab_size, (), "bf16", BLOCK_SIZE, blocks, 1, 0.0
         )
@@ -141,7 +141,7 @@ def verify_cost(context: int = 64, drafts: int = 3, rounds: int = 200) -> dict[s
     loaded = load_model(ModelSpec("ember", str(EMBER), "auto", 2048), config, make_kv_memory(config))
     runner, token_ids = loaded.engine.runner, list(range(5, 6 + context + drafts))
     assert isinstance(runner, ModelRunner)
-    block_size, num_groups = runner.block_size, len(runner.layout.groups)
+    block_size, num_groups = runner.layout.block_size, len(runner.layout.groups)
     runner.forward(scratch_step(token_ids[:context], 0, block_size, num_groups)[0])
     sequence = Sequence("", token_ids[: context + 1], SamplingParams(max_tokens=9), b"", num_computed_tokens=context)
     blocks = -(-len(token_ids) // block_size)

@@ -205,7 +205,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
     shape = dataclasses.replace(SHAPES["0.5b"], vocab_size=VOCABULARY)
     runner = make_runner(shape, torch.device("cpu"), torch.bfloat16, 2 * COST_BATCH * (COST_TOKENS + 64))
-    info = ModelInfo("m", shape.context_length, VOCABULARY, (2,), "bf16", BLOCK_SIZE, runner.num_blocks, 1, 0.0)
+    info = ModelInfo("m", shape.context_length, VOCABULARY, (2,), "bf16", BLOCK_SIZE, len(runner.kv_cache), 1, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         made = wide_tokenizer(Path(folder))
         grammars = Grammars(made, VOCABULARY, (2,))

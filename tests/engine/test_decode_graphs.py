@@ -68,7 +68,7 @@ def with_graphs(engine: Engine, recorder: Recorder) -> DecodeGraphs:
     assert isinstance(runner, ModelRunner)
     graphs = runner.graphs = DecodeGraphs(
         lambda batch: (runner.model.forward(Context(batch, runner._layers)),),
-        runner.block_size,
+        runner.layout.block_size,
         recorder,
         runner.kv_cache.device,
     )

@@ -168,15 +168,15 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
 def test_a_token_among_drafts_has_the_logits_that_decoding_gives_it(checkpoint: Path) -> None:
     """To the bit."""
     runner, prompt = runner_of(load_engine(checkpoint)), random_prompt(30, seed=1)
-    runner.forward(scratch_step(prompt[:21], 0, runner.block_size)[0])
+    runner.forward(scratch_step(prompt[:21], 0, runner.layout.block_size)[0])
     sequence = Sequence("", prompt[:22], SamplingParams(max_tokens=9), b"", num_computed_tokens=21)
     sequence.tables = [BlockTable(range(4))]
-    checked = StepInput.of([Chunk.next_of(sequence, 1, drafts=tuple(prompt[22:]))], runner.block_size)
+    checked = StepInput.of([Chunk.next_of(sequence, 1, drafts=tuple(prompt[22:]))], runner.layout.block_size)
     for _ in range(WANTED_TIMES + 2):
         together = runner.forward(checked).logits
     assert together is not None
     for i, row in enumerate(together.clone()):
-        one = runner.forward(scratch_step(prompt[: 22 + i], 21 + i, runner.block_size)[0]).logits
+        one = runner.forward(scratch_step(prompt[: 22 + i], 21 + i, runner.layout.block_size)[0]).logits
         assert one is not None
         assert torch.equal(one[0], row)
 

@@ -1,0 +1,201 @@
+"""Runs a rank's part of a model, beside the ranks that have the others: all compute every step at the same time.
+
+A stage sends the hidden states behind its layers to the next one, the last to the first, which chooses; where ranks have sequences of their own, each
+computes its share of a step, and the first has the wanted rows of all. Refuses to know which orders bring a step here (follower.py, ranks.py).
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from engine.adapters.bank import AdapterBank
+from engine.context import Context
+from engine.kv.layout import CacheLayout
+from engine.models.decoder import Decoder
+from engine.models.registry import Model
+from engine.parallel.balancer import ExpertBalancer, sparse_parts_of
+from engine.runner import Forwarded, ModelRunner, hidden_states
+from engine.step import ChoiceRow, StepInput, scratch_step
+from engine.step_shares import StepShares
+from engine.transfer import to_device
+from engine.weights.embedding_recipe import EmbeddingRecipe
+
+if TYPE_CHECKING:
+    from engine.models.draft_layers import DraftLayers
+    from engine.parallel.communicator import Communicator
+
+
+class BegunStep(NamedTuple):
+    """A step of which this rank's layers have been computed."""
+
+    step: StepInput
+    number: int  # among the steps of a pipeline
+    hidden: torch.Tensor | None  # behind the last layer; None: other stages go on
+    logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
+    computed_s: float
+    shares: StepShares | None = (
+        None  # of ranks that have sequences of their own: `hidden` has the wanted rows of this one alone
+    )
+
+
+class PartRunner(ModelRunner):
+    def __init__(
+        self,
+        model: Model,
+        layout: CacheLayout,
+        kv_cache: torch.Tensor,
+        ranks: "Communicator",
+        hidden_size: int = 0,
+        recipe: EmbeddingRecipe | None = None,
+        adapters: AdapterBank | None = None,
+        drafts: "DraftLayers | None" = None,
+    ) -> None:
+        """`ranks`: all that have a part of the model; `hidden_size`: of what goes from stage to stage among them. The rest as a ModelRunner's."""
+        super().__init__(model, layout, kv_cache, recipe, adapters, drafts)
+        self.balancer = ExpertBalancer(ranks)
+        self._ranks = ranks
+        self._pipe = ranks.pipe
+        self._hidden_size = hidden_size
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Tell whether this is a rank of the first stage, whose steps other stages go on with."""
+        return self._pipe is not None and self._pipe.is_first
+
+    def forward(self, step: StepInput) -> Forwarded:
+        return self.finish(self.begin(step))
+
+    @torch.inference_mode()
+    def begin(self, step: StepInput) -> BegunStep:
+        """Compute this stage's layers of a step; a later stage is done then, and has sent what the next one goes on from."""
+        pipe = self._pipe
+        if isinstance(self.model, Decoder):
+            self.balancer.before_step(self.model, len(step.token_ids))
+        if self._ranks.copies > 1:
+            return self._begin_share(step)
+        number = 0 if pipe is None else pipe.next_step()
+        incoming = None if pipe is None or pipe.is_first else self._received(len(step.token_ids), number)
+        chosen = self._chosen_for(step)
+        began = time.perf_counter()
+        context = self._context(step, chosen, incoming)
+        hidden, logit_rows = hidden_states(self.model, self._drafts, context), context.batch.logit_rows
+        computed_s = self._since(began)
+        if pipe is None:
+            return BegunStep(step, number, hidden, logit_rows, computed_s)
+        if pipe.is_last and not self._wants_every_row(step) and logit_rows is not None:
+            hidden = hidden.index_select(0, logit_rows)
+        if len(hidden):
+            pipe.send(hidden, number)
+        return BegunStep(step, number, None, logit_rows, computed_s)
+
+    def _begin_share(self, step: StepInput) -> BegunStep:
+        """Compute this rank's share of a step beside the other ranks, which have sequences of their own, be it none but the experts that are here. Of
+        the hidden states the wanted ones stay."""
+        ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
+        every_row = self._wants_every_row(step)
+        shares = StepShares(step, ranks.copies, self.layout.block_size, every_row)
+        own, number = shares.of(ranks.rank), 0 if pipe is None else pipe.next_step()
+        chosen, incoming = self._chosen_for(step), None
+        if pipe is not None and not pipe.is_first:
+            incoming = self._received(0 if own is None else len(own.token_ids), number)
+        began = time.perf_counter()
+        hidden = self._serve() if own is None else self.model.forward(self._context(own, chosen, incoming))
+        computed_s = self._since(began)
+        if pipe is None or pipe.is_last:
+            hidden = hidden.index_select(0, _rows_on(shares.wanted_of(ranks.rank), device))
+        logit_rows = _rows_on(step.logit_rows, device) if every_row and step.logit_rows is not None else None
+        if pipe is None:
+            return BegunStep(step, number, hidden, logit_rows, computed_s, shares)
+        if len(hidden):
+            pipe.send(hidden, number)
+        return BegunStep(step, number, None, logit_rows, computed_s, shares)
+
+    @torch.inference_mode()
+    def finish(self, begun: BegunStep) -> Forwarded:
+        """Compute what the hidden states behind the last layer are wanted for, where they are."""
+        step, hidden, wanted = begun.step, begun.hidden, begun.logit_rows
+        if begun.shares is not None:
+            hidden = self._joined(begun, begun.shares)
+        elif hidden is None and self.is_pipelined:
+            num_rows = len(step.token_ids)
+            if not self._wants_every_row(step) and wanted is not None:
+                num_rows, wanted = len(wanted), None
+            hidden = self._received(num_rows, begun.number) if num_rows else None
+        if hidden is None:
+            return Forwarded(None, {}, {}, begun.computed_s)
+        forwarded = self._forwarded(step, hidden, wanted, began=time.perf_counter())
+        return forwarded._replace(computed_s=begun.computed_s + forwarded.computed_s)
+
+    def replace_model(self, model: Model) -> None:
+        super().replace_model(model)
+        self.balancer.may_write = True
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Zero those of the blocks that this rank has."""
+        copies = self._ranks.copies
+        super().scrub([b // copies for b in blocks if copies == 1 or b % copies == self._ranks.rank])
+
+    def _new_graphs(self) -> None:
+        """Ranks do without: one that fails to record would leave the others waiting."""
+
+    def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:
+        ranks, groups = self._ranks, len(self.layout.groups)
+        step, rows = scratch_step(tokens, start, self.layout.block_size, groups, self.pooling, ranks.copies)
+        is_first_stage = self._pipe is None or self._pipe.is_first
+        chooses = is_first_stage and (ranks.copies == 1 or ranks.is_first)
+        return step, rows if chooses else []
+
+    def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
+        """`incoming`: what the stage before has made of the step, its images included."""
+        if incoming is not None:
+            step = step._replace(images=())
+        return replace(super()._context(step, chosen), ranks=self._ranks, incoming=incoming)
+
+    def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(hidden, self._ranks)
+
+    def _wants_every_row(self, step: StepInput) -> bool:
+        """Tell whether a step's hidden states are wanted of other tokens than those whose logits are."""
+        return bool(step.prompt_logprobs) or self.pooling is not None
+
+    def _serve(self) -> torch.Tensor:
+        """Compute this rank's experts for the tokens of the others, where it has none itself. Return no hidden states, [0, hidden]."""
+        assert isinstance(self.model, Decoder)
+        none = torch.empty(0, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
+        for part in sparse_parts_of(self.model):
+            part.serve(none, self._ranks)
+        return none
+
+    def _joined(self, begun: BegunStep, shares: StepShares) -> torch.Tensor | None:
+        """Return the wanted hidden states of all ranks in the step's order, on the first one; None: there are none, or they are not this one's."""
+        counts, own = shares.num_wanted, begun.hidden
+        if own is None:
+            if not self.is_pipelined:
+                return None
+            own = self._received(counts[self._ranks.rank], begun.number)
+        if not any(counts):
+            return None
+        rows = self._ranks.to_first(own, counts)
+        return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.is_first else None
+
+    def _chosen_for(self, step: StepInput) -> torch.Tensor | None:
+        """Return the tokens of the step before, as far as they are fed into this one: the first rank alone has drawn them."""
+        if not step.feeds:
+            return None
+        num_rows = 1 + max(row for _, row in step.feeds)
+        if not self._ranks.is_first:
+            return self._ranks.from_rank(0, torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
+        assert self._chosen is not None, "a token is pending and no step has chosen it"
+        return self._ranks.from_rank(0, self._chosen[:num_rows])
+
+    def _received(self, num_rows: int, number: int) -> torch.Tensor:
+        assert self._pipe is not None
+        into = torch.empty(num_rows, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
+        return self._pipe.receive(into, number) if num_rows else into
+
+
+def _rows_on(rows: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor(list(rows), dtype=torch.int64), device)
