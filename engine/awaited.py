@@ -1,10 +1,9 @@
 """What sequences wait for without stopping others: blocks from a tier, and whatever else a thread prepares for one of them.
 
-Each wait has one deadline and one way to be cancelled. Where it ends, the sequence goes on: with what has come, in its old place. Knows who waits and
-until when; refuses to know what is awaited.
+Each wait has one deadline and one way to be cancelled. Where it ends, the sequence goes on: with what has come, in its old place (waiting.py). Knows
+who waits and until when; refuses to know what is awaited.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
@@ -70,48 +69,3 @@ class AwaitedTogether:
     def take(self) -> None:
         for part in self._parts:
             part.take()
-
-
-class AwaitingSequences:
-    """The sequences that wait for something."""
-
-    def __init__(self) -> None:
-        self._awaited: dict[Sequence, Awaited] = {}
-
-    def __len__(self) -> int:
-        return len(self._awaited)
-
-    @property
-    def admitted(self) -> list[Sequence]:
-        """The sequences that have blocks."""
-        return [sequence for sequence, awaited in self._awaited.items() if awaited.is_admitted]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(awaited.num_tokens for awaited in self._awaited.values())
-
-    def add(self, awaited: Awaited) -> None:
-        assert awaited.sequence not in self._awaited, "a sequence waits for one thing at a time"
-        self._awaited[awaited.sequence] = awaited
-
-    def take_ended(self, now: float) -> Iterator[Awaited]:
-        """Remove and return what has come, and what has not by its deadline."""
-        for awaited in list(self._awaited.values()):
-            if not awaited.is_done:
-                if now < awaited.deadline:
-                    continue
-                awaited.cancel()
-            awaited.take()
-            del self._awaited[awaited.sequence]
-            yield awaited
-
-    def cancel(self, sequence: Sequence) -> bool:
-        """Cancel what the sequence waits for. False if it waits for nothing."""
-        awaited = self._awaited.pop(sequence, None)
-        if awaited is not None:
-            awaited.cancel()
-        return awaited is not None
-
-    def cancel_all(self) -> None:
-        for sequence in list(self._awaited):
-            self.cancel(sequence)

@@ -159,7 +159,7 @@ class Engine:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._steps.drop()
         self.stats.end(self.scheduler)
-        self.scheduler.cancel_awaited()
+        self.scheduler.waiting.cancel_all_awaited()
         self._requirements.release_all()
         self.tiers.reset()
         if self.scheduler.lease is None:

@@ -40,7 +40,7 @@ class Preemption:
 
     def holders(self) -> list[Sequence]:
         """Return the sequences that have blocks: they run, or await something with blocks in hand."""
-        return self._running + self._waiting.awaiting.admitted
+        return self._running + self._waiting.admitted
 
     def oldest(self) -> Oldest | None:
         sequence = self._oldest()
@@ -73,7 +73,7 @@ class Preemption:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the sequence's blocks. It keeps its tokens and waits before the others of its tenant."""
-        if not self._waiting.awaiting.cancel(sequence):
+        if not self._waiting.cancel_awaited(sequence):
             self._running.remove(sequence)
         self._counts.swaps += self._blocks.swap_out(sequence)
         self._blocks.release(sequence, self.holders)

@@ -114,8 +114,8 @@ class ModelRunner:
         *,
         began: float,
     ) -> Forwarded:
-        """Compute what the hidden states behind the last layer are wanted for. `wanted`: tokens whose logits are; None: all. `logits`: where they have
-        been computed, of every token."""
+        """Compute what the hidden states behind the last layer are wanted for. `wanted`: tokens whose logits are; None: all. `logits`: of every
+        token, where they have been computed."""
         prompts = {
             asked.chunk: prompt_logprobs(
                 self._logits_of, hidden[asked.row : asked.row + len(asked.token_ids)], asked.token_ids, asked.num_top

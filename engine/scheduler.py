@@ -91,7 +91,7 @@ class Scheduler:
         """Let a sequence that was added wait for something, without blocks. It goes back to its old place; samples behind it wait on."""
         self._forget(awaited.sequence)
         awaited.sequence.forget_computed()
-        self.waiting.awaiting.add(awaited)
+        self.waiting.defer(awaited)
 
     def schedule(self, most_beside_decodes: float = math.inf) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
@@ -164,10 +164,6 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._blocks.release(sequence, self.preemption.holders)
 
-    def cancel_awaited(self) -> None:
-        """Cancel all that sequences wait for, which are to be forgotten."""
-        self.waiting.cancel_awaited()
-
     def discard(self, sequence: Sequence) -> list[int]:
         """Let nobody find what the sequence has computed. Return the blocks that hold it and are nobody else's."""
         return self._blocks.discard(sequence)
@@ -236,7 +232,7 @@ class Scheduler:
             self._choose_share(sequence)
             if awaited := self._ask_elsewhere(sequence):
                 self.waiting.ready.remove(sequence)
-                self.waiting.awaiting.add(awaited)
+                self.waiting.defer(awaited)
                 continue
             prefix = self._prefixes.find_cached(sequence)
             missing = self._num_short(sequence, prefix)
@@ -250,12 +246,12 @@ class Scheduler:
             awaited = self._connector.defer(sequence, prefix)
             if awaited is not None:  # those behind it may go first
                 self.waiting.ready.remove(sequence)
-                self.waiting.awaiting.add(awaited)
+                self.waiting.defer(awaited)
                 continue
             self.waiting.ready.pop(len(sequence.token_ids) - prefix.num_blocks * self.limits.block_size)
             fresh = self._blocks.take(sequence, prefix)
             if fresh:
-                self.waiting.awaiting.add(self._connector.fetch(sequence, prefix, fresh))
+                self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
                 continue
             self._start(sequence)
             length = sequence.num_uncomputed_tokens

@@ -5,7 +5,7 @@ Knows what each of them waits for; refuses to know blocks, and whose turn it is 
 
 from collections.abc import Iterator
 
-from engine.awaited import Awaited, AwaitingSequences
+from engine.awaited import Awaited
 from engine.fairness import FairQueue
 from engine.sequence import Sequence
 
@@ -14,9 +14,9 @@ class WaitingSequences:
     def __init__(self, quantum: int) -> None:
         """`quantum`: prompt tokens that a tenant's turn is worth."""
         self.ready = FairQueue(quantum)
-        self.awaiting = AwaitingSequences()
+        self.awaiting: dict[Sequence, Awaited] = {}
         self._samples = ParallelSamples()
-        self._awaited: dict[Sequence, Awaited] = {}  # by samples, behind their leader
+        self._awaited_later: dict[Sequence, Awaited] = {}  # by samples, behind their leader
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.awaiting) + len(self._samples)
@@ -25,20 +25,38 @@ class WaitingSequences:
     def num_tokens(self) -> int:
         """Tokens that all of them will compute until they decode."""
         # One for a sample: all but a few of its tokens are cached.
-        return self.ready.num_tokens + self.awaiting.num_tokens + len(self._samples)
+        awaiting = sum([awaited.num_tokens for awaited in self.awaiting.values()])
+        return self.ready.num_tokens + awaiting + len(self._samples)
+
+    @property
+    def admitted(self) -> list[Sequence]:
+        """The sequences that await something with their blocks in hand."""
+        return [sequence for sequence, awaited in self.awaiting.items() if awaited.is_admitted]
 
     def add(self, sequence: Sequence, leader: Sequence | None, awaited: Awaited | None) -> None:
         """Let a sequence wait until `leader`, another of the same prompt, has computed it, then for what it awaits, then for its turn."""
         if awaited is not None:
-            self._awaited[sequence] = awaited
+            self._awaited_later[sequence] = awaited
         if leader is not None:
             self._samples.hold(sequence, leader)
         else:
             self._release(sequence)
 
+    def defer(self, awaited: Awaited) -> None:
+        """Let a sequence that is not in any queue wait for something."""
+        assert awaited.sequence not in self.awaiting, "a sequence waits for one thing at a time"
+        self.awaiting[awaited.sequence] = awaited
+
     def take_admitted(self, now: float) -> Iterator[Sequence]:
-        """Remove and return those that run next, since what they waited for with their blocks in hand has come; the others become ready."""
-        for awaited in self.awaiting.take_ended(now):
+        """End the waits for what has come, and for what has not by its deadline. Remove and return the sequences that have their blocks and run next;
+        the others become ready."""
+        for awaited in list(self.awaiting.values()):
+            if not awaited.is_done:
+                if now < awaited.deadline:
+                    continue
+                awaited.cancel()
+            awaited.take()
+            del self.awaiting[awaited.sequence]
             if awaited.is_admitted:
                 yield awaited.sequence
             else:
@@ -52,16 +70,22 @@ class WaitingSequences:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         if self._samples.drop(sequence):
-            if sequence in self._awaited:
-                self._awaited.pop(sequence).cancel()
-        elif not self.awaiting.cancel(sequence):
+            if sequence in self._awaited_later:
+                self._awaited_later.pop(sequence).cancel()
+        elif not self.cancel_awaited(sequence):
             self.ready.remove(sequence)
 
-    def cancel_awaited(self) -> None:
-        """Cancel all that is awaited by sequences that are to be forgotten."""
-        for awaited in self._awaited.values():
+    def cancel_awaited(self, sequence: Sequence) -> bool:
+        """Cancel what a sequence waits for. False if it waits for nothing."""
+        awaited = self.awaiting.pop(sequence, None)
+        if awaited is not None:
             awaited.cancel()
-        self.awaiting.cancel_all()
+        return awaited is not None
+
+    def cancel_all_awaited(self) -> None:
+        """Cancel all that is awaited by sequences that are to be forgotten."""
+        for awaited in (*self._awaited_later.values(), *self.awaiting.values()):
+            awaited.cancel()
 
     def replace_leader(self, leader: Sequence) -> None:
         """Let the first of the samples behind a leader that has ended compute the prompt for the others."""
@@ -71,9 +95,9 @@ class WaitingSequences:
                 self._samples.hold(sample, orphans[0])
 
     def _release(self, sequence: Sequence) -> None:
-        awaited = self._awaited.pop(sequence, None)
+        awaited = self._awaited_later.pop(sequence, None)
         if awaited is not None:
-            self.awaiting.add(awaited)
+            self.defer(awaited)
         else:
             self.ready.add(sequence)
 

@@ -6,10 +6,10 @@ from threading import Event
 
 import pytest
 
-from engine.awaited import AwaitingSequences
 from engine.engine import Engine
 from engine.protocol import SamplingParams
 from engine.sequence import Sequence
+from engine.waiting import WaitingSequences
 from tests.engine.driver import submit
 from tests.engine.fake_runner import fake_engine
 
@@ -193,13 +193,14 @@ def test_one_that_has_its_blocks_runs_next_and_any_other_is_queued(compiler: Com
     compiling = compiler.compile()
     compiler.go.set()
     compiling.result(30)
-    awaiting = AwaitingSequences()
+    waiting = WaitingSequences(quantum=16)
     first, second = (CompiledGrammar(Sequence(name, [1], SamplingParams(1), b""), compiling) for name in "ab")
     second.is_admitted = True
-    awaiting.add(first)
-    awaiting.add(second)
-    assert awaiting.admitted == [second.sequence]
-    assert (len(awaiting), awaiting.num_tokens) == (2, 2)
-    assert list(awaiting.take_ended(0.0)) == [first, second]
-    assert (len(awaiting), awaiting.admitted) == (0, [])
-    assert not awaiting.cancel(first.sequence)
+    waiting.defer(first)
+    waiting.defer(second)
+    assert waiting.admitted == [second.sequence]
+    assert (len(waiting), waiting.num_tokens) == (2, 2)
+    assert list(waiting.take_admitted(0.0)) == [second.sequence]
+    assert list(waiting.ready) == [first.sequence]
+    assert (len(waiting), waiting.admitted) == (1, [])
+    assert not waiting.cancel_awaited(first.sequence)

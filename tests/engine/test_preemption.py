@@ -92,7 +92,7 @@ def test_one_whose_blocks_are_being_filled_has_blocks_and_its_transfer_ends_with
     assert engine.scheduler.pool.num_held == 0
     engine.step()
     assert len(tiers.open) == 1, "who is next fetches it again, and the other waits for that"
-    assert [len(engine.scheduler.waiting.awaiting.admitted), len(engine.scheduler.waiting)] == [1, 2]
+    assert [len(engine.scheduler.waiting.admitted), len(engine.scheduler.waiting)] == [1, 2]
     clock.now += TRANSFER_TIMEOUT_S
     engine.step()
     assert len(engine.scheduler.running) == 2

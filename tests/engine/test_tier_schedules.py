@@ -283,12 +283,12 @@ def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
     engine.submit(submit("fetcher", [*PROMPT * 4, 7], max_tokens=2))
     engine.submit(submit("behind", [*PROMPT * 4, 8], max_tokens=2))
     engine.step()
-    awaiting = engine.scheduler.waiting.awaiting
-    assert len(awaiting.admitted) == 1
-    assert len(awaiting) == 2
+    waiting = engine.scheduler.waiting
+    assert len(waiting.admitted) == 1
+    assert len(waiting.awaiting) == 2
     engine.sequences.abort("fetcher")
     engine.step()
-    (sequence,) = awaiting.admitted
+    (sequence,) = waiting.admitted
     assert sequence.sequence_id == "behind"
     engine.sequences.abort("behind")
     assert not engine.has_work
