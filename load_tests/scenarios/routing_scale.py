@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from edge_router.backend import Backend
 from edge_router.policy import RouteRequest
 from edge_router.policy.cost import CostPolicy
-from edge_router.policy.gorgo import GorgoPolicy
 from edge_router.rtt import RoundTrip
 from edge_router.session import ConversationFingerprint, Prefix, SessionTable
+from load_tests.sim.policies.gorgo import GorgoPolicy
 from sites.config import PlaceConfig
 from sites.network import HealthConfig, RelayConfig, SiteRef
 from wire.prefixes import MAX_PUBLISHED, changed_prefixes, decode_prefixes, encode_prefixes

@@ -5,7 +5,7 @@ loaded site is not exploited."""
 from collections.abc import Sequence
 
 from edge_router.policy import BackendView, Preference, RouteRequest, eligible
-from edge_router.policy.gorgo import GorgoPolicy
+from load_tests.sim.policies.gorgo import GorgoPolicy
 
 
 class PreblePolicy:

@@ -18,10 +18,10 @@ from aiohttp import web
 
 from edge_router.app import build_app
 from edge_router.policy import Policy
-from edge_router.policy.nearest import NearestPolicy
 from edge_router.proxy import Proxy
 from edge_router.serve import serving
 from edge_router.tunnels import Tunnels
+from load_tests.sim.policies.nearest import NearestPolicy
 from tests.edge_router.builders import network, site_status
 from wire.continuation import (
     ANSWER,

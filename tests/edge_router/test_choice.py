@@ -1,6 +1,6 @@
 """Which site a request goes to, through a real router: sessions, models, load."""
 
-from edge_router.policy.least_outstanding import LeastOutstandingPolicy
+from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
     DONE,

@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from edge_router.downstream import Downstream, DownstreamGone
-from edge_router.policy.nearest import NearestPolicy
+from load_tests.sim.policies.nearest import NearestPolicy
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,

@@ -7,7 +7,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
-from edge_router.policy.nearest import NearestPolicy
+from load_tests.sim.policies.nearest import NearestPolicy
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
 from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from wire.prefixes import decode_prompt_prefixes

@@ -6,15 +6,15 @@ from msgspec.structs import replace
 from edge_router.placement import placement_order
 from edge_router.policy import BackendView, Home, Policy, Preference, RouteRequest
 from edge_router.policy.cost import Assumptions, CostPolicy
-from edge_router.policy.dynamo import DynamoPolicy
-from edge_router.policy.gorgo import GorgoPolicy
-from edge_router.policy.header_affinity import HeaderAffinityPolicy
-from edge_router.policy.least_outstanding import LeastOutstandingPolicy
-from edge_router.policy.llm_d import WeightedScoresPolicy
-from edge_router.policy.nearest import NearestPolicy
-from edge_router.policy.power_of_two import PowerOfTwoPolicy
-from edge_router.policy.round_robin import RoundRobinPolicy
-from edge_router.policy.smg_cache_aware import CacheAwarePolicy
+from load_tests.sim.policies.dynamo import DynamoPolicy
+from load_tests.sim.policies.gorgo import GorgoPolicy
+from load_tests.sim.policies.header_affinity import HeaderAffinityPolicy
+from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
+from load_tests.sim.policies.llm_d import WeightedScoresPolicy
+from load_tests.sim.policies.nearest import NearestPolicy
+from load_tests.sim.policies.power_of_two import PowerOfTwoPolicy
+from load_tests.sim.policies.round_robin import RoundRobinPolicy
+from load_tests.sim.policies.smg_cache_aware import CacheAwarePolicy
 from tests.edge_router.builders import PLACES, view
 from wire.status import Place
 

@@ -4,7 +4,7 @@ documentation describes it. The home stands for the header: whoever uses this ba
 from collections.abc import Sequence
 
 from edge_router.policy import BackendView, Preference, RouteRequest
-from edge_router.policy.nearest import NearestPolicy
+from load_tests.sim.policies.nearest import NearestPolicy
 
 
 class HeaderAffinityPolicy:
