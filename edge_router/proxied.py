@@ -166,6 +166,8 @@ class ProxiedRequest:
 
     def answered_by(self, site: str, status: int, *, is_stream: bool, elapsed_s: float) -> None:
         self.site, self.status = site, status
+        if self.log.meter is not None:
+            self.log.meter.answered_by(site)
         if is_stream and self.first_token_s is None:
             self.first_token_s = elapsed_s
 

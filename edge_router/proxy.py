@@ -5,11 +5,11 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 """
 
 import asyncio
-import contextlib
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, assert_never
 
@@ -20,7 +20,7 @@ from edge_router.admission import AdmissionFilter, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
-from edge_router.ledger.accounting import Accounting, Charge
+from edge_router.ledger.accounting import Accounting
 from edge_router.metrics import NO_SITE, RouterMetrics
 from edge_router.policy import Preference
 from edge_router.proxied import BegunAnswer, ProxiedRequest
@@ -40,7 +40,7 @@ DRAIN_POLL_S = 0.05
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
-Relay = Callable[[ProxiedRequest, UpstreamResponse, Preference, float], Awaitable[None]]
+Relay = Callable[[ProxiedRequest, UpstreamResponse, Preference], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Proxy:
             recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
             if is_async:
                 return await accepted(recording, client)
-            with contextlib.suppress(DownstreamGone):  # the stream goes on without it
+            with suppress(DownstreamGone):  # the stream goes on without it
                 await client.while_present(tell(recording, client, 0))
 
     async def _record(self, recording: DurableStream) -> None:
@@ -130,33 +130,49 @@ class Proxy:
             await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
 
     async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
-        head, limits = client.head, self.admission.limits
-        request = await aside_if_large(body, self.parser.parse, head, body, client.request_id, client.address)
+        request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         if request.model is not None:
             request = replace(request, data_sites=self.selector.data_sites(request))
         proxied = self.proxied(request)
         if begun is not None:
             proxied.go_on(begun, self._clock())
-        trace = proxied.trace = None if self.tracing is None else self.tracing.begin(request)
-        charge: Charge | None = None
+        with self._observed(proxied):
+            async with self._charged(proxied, "" if begun is None else begun.part):
+                await self.try_sites(client, proxied, partial(self.relay, client))
+
+    @contextmanager
+    def _observed(self, proxied: ProxiedRequest) -> Iterator[None]:
+        """Open a scope at whose end the network's objectives and traces have what became of the request."""
+        request = proxied.request
+        if self.tracing is not None:
+            proxied.trace = self.tracing.begin(request)
         try:
-            charge = await self.accounting.begin(request, self.selector.own_names, "" if begun is None else begun.part)
-            proxied.log.meter = None if charge is None else charge.meter
-            limits.charge(head, request.conversation.tokens)
-            self.under_way.add(proxied)
-            await self.try_sites(client, proxied, partial(self.relay, client))
+            yield
+        finally:
+            objectives, took_s = self.metrics.objectives, self._clock() - proxied.started_at
+            if objectives is not None and request.model is not None and not request.head.is_for_batch:
+                objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)
+            if proxied.trace is not None:
+                proxied.trace.end(proxied, sys.exception())
+
+    @asynccontextmanager
+    async def _charged(self, proxied: ProxiedRequest, part: str) -> AsyncIterator[None]:
+        """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger. `part`: of a
+        journal that keeps the answer. Raises ApiError."""
+        request, limits = proxied.request, self.admission.limits
+        charge = await self.accounting.begin(request, self.selector.own_names, part)
+        proxied.log.meter = None if charge is None else charge.meter
+        limits.charge(request.head, request.conversation.tokens)
+        self.under_way.add(proxied)
+        try:
+            yield
         finally:
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
-            limits.charge(head, proxied.delivered_tokens)
-            took_s = self._clock() - proxied.started_at
+            limits.charge(request.head, proxied.delivered_tokens)
             if charge is not None:
+                took_s = self._clock() - proxied.started_at
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
-            objectives = self.metrics.objectives
-            if objectives is not None and request.model is not None and not head.is_for_batch:
-                objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)
-            if trace is not None:
-                trace.end(proxied, sys.exception())
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()
@@ -185,9 +201,8 @@ class Proxy:
                     continue
                 with response:
                     ticket.answering()
-                    elapsed_s = self._clock() - proxied.started_at
                     try:
-                        return await relay(proxied, response, preference, elapsed_s)
+                        return await relay(proxied, response, preference)
                     except Lost as lost:
                         if response.is_opaque:
                             return self.metrics.ended(backend.name, "lost")
@@ -196,41 +211,48 @@ class Proxy:
         await self._give_up(client, proxied)
 
     async def relay(
+        self, client: ResponseWriter, proxied: ProxiedRequest, response: UpstreamResponse, preference: Preference
+    ) -> None:
+        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
+        site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
+        proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
+        # Behind what is written in this step: a server writes when its loop has come round.
+        asyncio.get_running_loop().call_soon(self.selector.note_answer, proxied, preference, response, elapsed_s)
+        route = preference.explained(len(proxied.tries.failures) + 1)
+        route += f"; {response.route}" if response.route else ""
+        headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, route)]
+        if response.body is not None:
+            await self._relay_whole(client, proxied, response, response.body, headers)
+        else:
+            await self._relay_stream(client, proxied, response, headers)
+        proxied.is_complete = True
+
+    async def _relay_whole(
         self,
         client: ResponseWriter,
         proxied: ProxiedRequest,
         response: UpstreamResponse,
-        preference: Preference,
-        elapsed_s: float,
+        body: bytes,
+        headers: list[tuple[str, str]],
     ) -> None:
-        """To the answer's end; what can be learnt from its beginning waits until the client has that. Raises Lost."""
-        selector, site = self.selector, preference.backend.name
-        tries = len(proxied.tries.failures) + 1
-        route = "; ".join([preference.explained(tries), *([response.route] if response.route else ())])
-        headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, route)]
-        proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
-        if (meter := proxied.log.meter) is not None:
-            meter.answered_by(site)
-        # Behind what is written in this step: a server writes when its loop has come round.
-        asyncio.get_running_loop().call_soon(selector.note_answer, proxied, preference, response, elapsed_s)
-        if response.body is not None:
-            proxied.answered_whole(response.use)
-            self.metrics.ended(site, _outcome(response.status))
-            body = response.body
-            if (
-                response.status == 200
-                and (listed := self.accounting.listed(client.head, body, time.time())) is not None
-            ):
-                body = listed
-                headers = [
-                    *(pair for pair in headers if pair[0] != "content-length"),
-                    ("content-length", str(len(body))),
-                ]
-            if meter is not None:
-                meter.sends(len(body))
-            await client.respond(response.status, headers, body)
-            proxied.is_complete = True
-            return
+        proxied.answered_whole(response.use)
+        self.metrics.ended(proxied.site, _outcome(response.status))
+        listed = self.accounting.listed(client.head, body, time.time()) if response.status == 200 else None
+        if listed is not None:
+            body, told = listed, ("content-length", str(len(listed)))
+            headers = [told if pair[0] == told[0] else pair for pair in headers]
+        if proxied.log.meter is not None:
+            proxied.log.meter.sends(len(body))
+        await client.respond(response.status, headers, body)
+
+    async def _relay_stream(
+        self,
+        client: ResponseWriter,
+        proxied: ProxiedRequest,
+        response: UpstreamResponse,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        selector, site, recovery, meter = self.selector, proxied.site, proxied.recovery, proxied.log.meter
         if not client.is_streaming:
             await client.start_stream(response.status, headers)
         async for events in response:
@@ -240,11 +262,9 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
-                        waited_s = proxied.recovery.delivered(self._clock())
-                        if waited_s is not None:
-                            lost = proxied.recovery.lost
-                            assert lost is not None
-                            self.metrics.stream_continued(proxied.recovery.lost_site, lost.cause, site, waited_s)
+                        waited_s = recovery.delivered(self._clock())
+                        if waited_s is not None and recovery.lost is not None:
+                            self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
                     case SiteDraining():
                         if selector.is_wanted_elsewhere(proxied, selector.backends[site]):
                             raise Lost("draining", "it is draining")
@@ -256,7 +276,6 @@ class Proxy:
                         assert_never(event)
         self.metrics.ended(site, _outcome(response.status))
         await client.end_stream()
-        proxied.is_complete = True
 
     def _attempt(
         self, upstream: Upstream, proxied: ProxiedRequest, backend: Backend, preference: Preference

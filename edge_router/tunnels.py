@@ -86,9 +86,7 @@ class _Handshake:
             proxied = proxy.proxied(proxy.parser.parse(client.head, b"", client.request_id, client.address))
             await client.while_present(proxy.try_sites(client, proxied, self._answered))
 
-    async def _answered(
-        self, proxied: ProxiedRequest, response: UpstreamResponse, preference: Preference, elapsed_s: float
-    ) -> None:
+    async def _answered(self, proxied: ProxiedRequest, response: UpstreamResponse, preference: Preference) -> None:
         client, metrics, site = self._client, self._proxy.metrics, preference.backend.name
         tries = len(proxied.tries.failures) + 1
         headers = [*response.headers, (REQUEST_ID, client.request_id), (ROUTE, preference.explained(tries))]

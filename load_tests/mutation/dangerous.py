@@ -311,7 +311,7 @@ DANGEROUS = (
     ),
     Mutant(
         "edge_router/proxy.py",
-        "            limits.charge(head, proxied.delivered_tokens)\n",
+        "            limits.charge(request.head, proxied.delivered_tokens)\n",
         "",
         "answers are taken off nobody's tokens a minute",
     ),

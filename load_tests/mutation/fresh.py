@@ -364,7 +364,7 @@ FRESH = (
     ),
     Mutant(
         "edge_router/proxy.py",
-        "            limits.charge(head, proxied.delivered_tokens)",
+        "            limits.charge(request.head, proxied.delivered_tokens)",
         "            pass",
         "answers cost a tenant nothing",
     ),
