@@ -19,7 +19,7 @@ from engine.constraints import Grammars
 from engine.images.residency import ImageEncoder
 from engine.in_flight import ForwardedStep, InFlightSteps, Runner
 from engine.kv.block_pool import BlockPool
-from engine.kv.lease import Capacity, Lease
+from engine.kv.lease import Lease
 from engine.kv.prefix_index import CacheIdentity, chain_root
 from engine.kv.tiers import Tiers
 from engine.open_sequences import OpenSequences, error_output
@@ -158,7 +158,7 @@ class Engine:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._steps.drop()
-        self.stats.end(self.scheduler)
+        self.stats.ended += self.scheduler.counts
         self.scheduler.waiting.cancel_all_awaited()
         self._requirements.release_all()
         self.tiers.reset()
@@ -173,17 +173,31 @@ class Engine:
         self.sequences.abandon(code, message)
 
     def load(self) -> ModelLoad:
-        pool, lease, limits = self.scheduler.pool, self.scheduler.lease, self.scheduler.limits
+        scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self._requirements.images
+        pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
         # Blocks of one group each.
         free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
-        num_groups = len(limits.windows)
-        capacity = Capacity(free // num_groups, total // num_groups)
-        drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
-        adapters, images = self._requirements.adapters, self._requirements.images
-        num_images = (0, 0) if images is None else (images.num_encoded, images.num_found)
-        block_tokens = limits.block_size / num_groups
-        return self.stats.load(
-            self.scheduler, capacity, self.tiers.load(), block_tokens, drafts, adapters.num_loads, num_images
+        block_tokens = scheduler.limits.block_size / num_groups
+        return ModelLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            waiting_tokens=scheduler.waiting_tokens,
+            free_blocks=free // num_groups,
+            total_blocks=total // num_groups,
+            **(stats.ended + scheduler.counts).by_name(),
+            tier_losses=tiers.num_lost,
+            pinned_blocks=tiers.num_pinned,
+            store=tiers.store,
+            store_tokens_per_s=tiers.store_blocks_per_s * block_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            output_tokens=stats.output_tokens,
+            prefill_tokens_per_s=stats.rates.prefill_tokens_per_s,
+            decode_tokens_per_s=stats.rates.decode_tokens_per_s,
+            handed_over_tokens_per_s=tiers.handed_over_blocks_per_s * block_tokens,
+            drafts=NO_DRAFTS if self._speculation is None else self._speculation.counts,
+            adapter_loads=self._requirements.adapters.num_loads,
+            image_encodes=0 if images is None else images.num_encoded,
+            image_hits=0 if images is None else images.num_found,
         )
 
     def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:
@@ -254,7 +268,7 @@ class Engine:
         """Wait for the oldest step under way, and publish its results."""
         step = self._steps.collect()
         began, num_before = self._clock(), self.stats.output_tokens
-        self._publisher.publish(step, step.busy_s)
+        self._publisher.publish(step)
         return PublishedStep(step, self.stats.output_tokens - num_before, self._clock() - began)
 
     def _count(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:

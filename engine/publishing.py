@@ -34,10 +34,10 @@ class Publisher:
         self._eos_token_ids = eos_token_ids
         self._speculation = speculation
 
-    def publish(self, step: CollectedStep, busy_s: float) -> None:
-        """`busy_s`: for so long the device was at work for this step alone; its sequences share that by their tokens."""
+    def publish(self, step: CollectedStep) -> None:
+        """Publish a step's results. Its sequences share the device's time by their tokens."""
         result = step.result
-        us_per_token = busy_s * 1e6 / step.num_tokens
+        us_per_token = step.busy_s * 1e6 / step.num_tokens
         for i, (chunk, tokens) in enumerate(zip(step.chunks, step.tokens, strict=True)):
             chunk.sequence.device_us += us_per_token * chunk.num_tokens
             if chunk.is_current:

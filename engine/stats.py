@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.kv.lease import Capacity
-from engine.kv.tiers import TierLoad
-from engine.protocol import DraftCounts, ModelLoad
 from engine.rates import Rates
 
 if TYPE_CHECKING:
     from engine.in_flight import CollectedStep
-    from engine.scheduler import Scheduler
 
 
 class StepTimes(NamedTuple):
@@ -32,7 +28,7 @@ class EngineStats:
         self.output_tokens = 0
         self.rates = Rates()
         self.last_step = StepTimes()
-        self._ended = SchedulerCounts()  # of schedulers that a failed step has ended
+        self.ended = SchedulerCounts()  # of schedulers that a failed step has ended
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
         """Count a step. `published`: the one whose results it had, if any."""
@@ -43,44 +39,6 @@ class EngineStats:
         device_s = step.result.device_s
         self.last_step = StepTimes(schedule_s, step_s - schedule_s - device_s - publish_s, device_s, publish_s)
         self.rates.count(step.num_prompt_tokens, step.num_decodes, num_tokens, step_s)
-
-    def end(self, scheduler: "Scheduler") -> None:
-        """Keep the counts of a scheduler that another one replaces."""
-        self._ended += scheduler.counts
-
-    def load(
-        self,
-        scheduler: "Scheduler",
-        capacity: Capacity,
-        tiers: TierLoad,
-        block_tokens: float,
-        drafts: DraftCounts,
-        adapter_loads: int,
-        images: tuple[int, int],
-    ) -> ModelLoad:
-        """`block_tokens`: of a token, a block has so many in all groups; `images`: that were encoded, and that were found so."""
-        counts = self._ended + scheduler.counts
-        return ModelLoad(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            waiting_tokens=scheduler.waiting_tokens,
-            free_blocks=capacity.free_blocks,
-            total_blocks=capacity.total_blocks,
-            **counts.by_name(),
-            tier_losses=tiers.num_lost,
-            pinned_blocks=tiers.num_pinned,
-            store=tiers.store,
-            store_tokens_per_s=tiers.store_blocks_per_s * block_tokens,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            prefill_tokens_per_s=self.rates.prefill_tokens_per_s,
-            decode_tokens_per_s=self.rates.decode_tokens_per_s,
-            handed_over_tokens_per_s=tiers.handed_over_blocks_per_s * block_tokens,
-            drafts=drafts,
-            adapter_loads=adapter_loads,
-            image_encodes=images[0],
-            image_hits=images[1],
-        )
 
 
 @dataclass(slots=True)
