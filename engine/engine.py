@@ -158,7 +158,6 @@ class Engine:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._steps.drop()
-        self.stats.ended += self.scheduler.counts
         self.scheduler.waiting.cancel_all_awaited()
         self._requirements.release_all()
         self.tiers.reset()
@@ -184,7 +183,7 @@ class Engine:
             waiting_tokens=scheduler.waiting_tokens,
             free_blocks=free // num_groups,
             total_blocks=total // num_groups,
-            **(stats.ended + scheduler.counts).by_name(),
+            **stats.counts.by_name(),
             tier_losses=tiers.num_lost,
             pinned_blocks=tiers.num_pinned,
             store=tiers.store,
@@ -207,7 +206,7 @@ class Engine:
         pool = (
             BlockPool(num_blocks, on_forget=drop, num_shares=limits.copies) if lease is None else lease.new_pool(drop)
         )
-        self.scheduler = Scheduler(pool, limits, lease, self.tiers, self._clock, self._speculation)
+        self.scheduler = Scheduler(pool, limits, lease, self.tiers, self._clock, self._speculation, self.stats.counts)
         self._publisher = Publisher(
             self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self._speculation
         )

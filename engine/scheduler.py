@@ -45,15 +45,16 @@ class Scheduler:
         tiers: Tiers | None = None,
         clock: Callable[[], float] = time.perf_counter,
         speculation: Speculation | None = None,
+        counts: SchedulerCounts | None = None,
     ) -> None:
-        """`lease`: where the pool's blocks come from; None: it has all that it will ever have."""
+        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in."""
         self.pool = pool
         self.lease = lease
         self.limits = limits
         self.waiting = WaitingSequences(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
         self.running: list[Sequence] = []  # ordered by arrival
         self._shares = PromptShares(limits.block_size)
-        self.counts = SchedulerCounts()
+        self.counts = SchedulerCounts() if counts is None else counts
         tiers = tiers or Tiers()
         self._blocks = BlockManager(pool, tiers, limits.groups)
         self._prefixes = PrefixLookup(pool, tiers, limits.groups, shares_prefixes=not limits.whole_prompts)

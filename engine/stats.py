@@ -28,7 +28,7 @@ class EngineStats:
         self.output_tokens = 0
         self.rates = Rates()
         self.last_step = StepTimes()
-        self.ended = SchedulerCounts()  # of schedulers that a failed step has ended
+        self.counts = SchedulerCounts()  # of all its schedulers, one after the other
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
         """Count a step. `published`: the one whose results it had, if any."""
@@ -43,7 +43,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """The counts of one scheduler, under the names that ModelLoad gives it."""
+    """What schedulers count, under the names that ModelLoad gives it."""
 
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # and found, on the device or in a tier
@@ -53,9 +53,6 @@ class SchedulerCounts:
     prefix_peer_hits: int = 0  # and fetched from another host
     preemptions: int = 0
     swaps: int = 0  # preemptions whose blocks were kept in the host tier
-
-    def __add__(self, other: "SchedulerCounts") -> "SchedulerCounts":
-        return SchedulerCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
     def by_name(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}
