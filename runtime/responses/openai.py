@@ -1,12 +1,13 @@
 """OpenAI's objects and events: a chat's deltas as `chat.completion` and its chunks, a completion's as `text_completion`, with the prompt before them
 when it is to be echoed."""
 
+from typing import ClassVar, Generic, TypeVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from dialects.openai_chat import ValidChat
 from dialects.openai_completions import ValidCompletion
-from dialects.requests import ValidGeneration
 from engine.formats import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 from engine.tokenizer import Tokenizer
 from runtime.generation import Generation, Generator
@@ -42,35 +43,48 @@ from wire.sse import DONE, encode_event
 encoder = msgspec.json.Encoder()
 
 
-class OpenAIBuilder:
+RequestT = TypeVar("RequestT", ValidChat, ValidCompletion)
+
+
+class OpenAIBuilder(Generic[RequestT]):
     """The common part of every object and chunk of one answer: its identity, its model's tokenizer."""
 
     num_events = 0
+    prefix: ClassVar[str]  # of its id
 
-    def __init__(self, request: ValidGeneration, generator: Generator, prefix: str) -> None:
-        self.id = f"{prefix}-{request.answer_name.nonce}"
-        self.created = request.answer_name.created
-        self.model = request.requested_model
+    def __init__(self, request: RequestT, generator: Generator) -> None:
+        self._request = request
+        self._identity = (
+            f"{self.prefix}-{request.answer_name.nonce}", request.answer_name.created, request.requested_model,
+        )  # fmt: skip
         self._begun = {choice for choice, delivered in enumerate(request.delivery.choices) if delivered.has_begun}
         self._models = generator.models.registry
-        self._name = request.model
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self._models.tokenizer(self._name)
+        tokenizer = self._models.tokenizer(self._request.model)
         assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
         return tokenizer
 
+    def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
+        """Return what a chunk before the last one says of usage."""
+        if not self._request.include_usage:
+            return UNSET
+        return generation.usage if self._request.usage_in_every_chunk else None
 
-class ChatBuilder(OpenAIBuilder):
-    def __init__(self, request: ValidChat, generator: Generator) -> None:
-        super().__init__(request, generator, "chatcmpl")
-        self._answer_name = request.answer_name
-        self._include_usage = request.include_usage
-        self._usage_in_every_chunk = request.usage_in_every_chunk
-        self._return_token_ids = request.return_token_ids
-        self._wants_logprobs = request.sampling.num_logprobs is not None
-        self._num_prompt_logprobs = request.num_prompt_logprobs
+    def _prompt_logprobs(self, choice: int, generation: Generation) -> PromptLogprobs | UnsetType:
+        num_logprobs = self._request.num_prompt_logprobs
+        if num_logprobs is None:
+            return UNSET
+        prompt, logprobs = generation.prompt(choice), generation.prompt_logprobs(choice)
+        return prompt_logprobs(prompt, logprobs, num_logprobs, self.tokenizer)
+
+    def _token_ids(self, tokens: tuple[DeliveredToken, ...]) -> tuple[int, ...] | UnsetType:
+        return tuple(token.token_id for token in tokens) if self._request.return_token_ids else UNSET
+
+
+class ChatBuilder(OpenAIBuilder[ValidChat]):
+    prefix = "chatcmpl"
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return one event per part, the tokens with the last; the finish has an event of its own."""
@@ -89,22 +103,14 @@ class ChatBuilder(OpenAIBuilder):
         return events
 
     def ending(self, generation: Generation) -> bytes:
-        events = b""
-        if self._include_usage:
-            events = encode_event(self._chunk((), generation.usage))
-        return events + encode_event(DONE)
+        usage = encode_event(self._chunk((), generation.usage)) if self._request.include_usage else b""
+        return usage + encode_event(DONE)
 
     def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
         choices = tuple(map(self._choice, deltas))
-        of_prompt: PromptLogprobs | UnsetType = UNSET
-        if self._num_prompt_logprobs is not None:
-            of_prompt = prompt_logprobs(
-                generation.prompt(), generation.prompt_logprobs(0), self._num_prompt_logprobs, self.tokenizer
-            )
-        ids = generation.prompt() if self._return_token_ids else UNSET
-        return encoder.encode(
-            ChatCompletion(self.id, self.created, self.model, choices, generation.usage, of_prompt, ids)
-        )
+        of_prompt = self._prompt_logprobs(0, generation)
+        ids = generation.prompt() if self._request.return_token_ids else UNSET
+        return encoder.encode(ChatCompletion(*self._identity, choices, generation.usage, of_prompt, ids))
 
     def _message_delta(self, part: Part, choice: int) -> MessageDelta:
         if isinstance(part, TextPart):
@@ -118,7 +124,7 @@ class ChatBuilder(OpenAIBuilder):
         return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))
 
     def _call_id(self, call: CallPart, choice: int) -> str:
-        return call.id or f"call_{self._answer_name.item_id(choice, call.position)}"
+        return call.id or f"call_{self._request.answer_name.item_id(choice, call.position)}"
 
     def _choice(self, delta: Delta) -> Choice:
         assert delta.finish_reason is not None
@@ -141,88 +147,72 @@ class ChatBuilder(OpenAIBuilder):
     ) -> bytes:
         logprobs = self._logprobs(tokens) if tokens else None
         ids = self._token_ids(tokens)
-        prompt = generation.prompt() if self._return_token_ids and message.role is not UNSET else UNSET
-        usage = generation.usage if self._usage_in_every_chunk else None
-        return encode_event(self._chunk((ChunkChoice(message, finish_reason, logprobs, choice, ids),), usage, prompt))
+        prompt = generation.prompt() if self._request.return_token_ids and message.role is not UNSET else UNSET
+        choices = (ChunkChoice(message, finish_reason, logprobs, choice, ids),)
+        return encode_event(self._chunk(choices, self._usage_so_far(generation), prompt))
 
     def _chunk(
-        self, choices: tuple[ChunkChoice, ...], usage: Usage | None, prompt: tuple[int, ...] | UnsetType = UNSET
+        self,
+        choices: tuple[ChunkChoice, ...],
+        usage: Usage | UnsetType | None,
+        prompt: tuple[int, ...] | UnsetType = UNSET,
     ) -> bytes:
-        told: Usage | UnsetType | None = usage if self._include_usage else UNSET
-        return encoder.encode(ChatChunk(self.id, self.created, self.model, choices, told, prompt))
-
-    def _token_ids(self, tokens: tuple[DeliveredToken, ...]) -> tuple[int, ...] | UnsetType:
-        return tuple(token.token_id for token in tokens) if self._return_token_ids else UNSET
+        return encoder.encode(ChatChunk(*self._identity, choices, usage, prompt))
 
     def _logprobs(self, tokens: tuple[DeliveredToken, ...]) -> ChatLogprobs | None:
-        return chat_logprobs(tokens, self.tokenizer) if self._wants_logprobs else None
+        return None if self._request.sampling.num_logprobs is None else chat_logprobs(tokens, self.tokenizer)
 
 
-class CompletionBuilder(OpenAIBuilder):
+class CompletionBuilder(OpenAIBuilder[ValidCompletion]):
+    prefix = "cmpl"
+
     def __init__(self, request: ValidCompletion, generator: Generator) -> None:
-        super().__init__(request, generator, "cmpl")
-        self._include_usage = request.include_usage
-        self._usage_in_every_chunk = request.usage_in_every_chunk
-        self._return_token_ids = request.return_token_ids
-        self._num_logprobs = request.sampling.num_logprobs
-        self._num_prompt_logprobs = request.num_prompt_logprobs
-        self._prompts = request.prompts
-        self._num_each = request.n
-        self._echo = request.echo
+        super().__init__(request, generator)
         self._echoed: dict[int, str] = {}  # prompts' texts, by number, once they are known
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         is_first = delta.choice not in self._begun
         self._begun.add(delta.choice)
         choice = self._choice(delta, generation, is_first=is_first)
-        usage = generation.usage if self._usage_in_every_chunk else None
-        return encode_event(self._completion((choice,), usage if self._include_usage else UNSET))
+        return encode_event(self._completion((choice,), self._usage_so_far(generation)))
 
     def ending(self, generation: Generation) -> bytes:
-        events = b""
-        if self._include_usage:
-            events = encode_event(self._completion((), generation.usage))
-        return events + encode_event(DONE)
+        usage = encode_event(self._completion((), generation.usage)) if self._request.include_usage else b""
+        return usage + encode_event(DONE)
 
     def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
         choices = tuple(self._choice(delta, generation, is_first=True) for delta in deltas)
         return self._completion(choices, generation.usage)
 
     def _completion(self, choices: tuple[CompletionChoice, ...], usage: Usage | UnsetType | None) -> bytes:
-        return encoder.encode(Completion(self.id, self.created, self.model, choices, usage))
+        return encoder.encode(Completion(*self._identity, choices, usage))
 
     def _choice(self, delta: Delta, generation: Generation, *, is_first: bool) -> CompletionChoice:
-        prompt_text = self._prompt_text(delta.choice, generation) if self._echo else ""
+        request = self._request
+        prompt_text = self._prompt_text(delta.choice, generation) if request.echo else ""
         text, logprobs = delta.text, self._logprobs(delta.tokens, len(prompt_text))
-        if is_first and self._echo:
+        if is_first and request.echo:
             text = prompt_text + text
             if logprobs is not None:
                 logprobs = joined_logprobs(self._echoed_logprobs(delta.choice, generation), logprobs)
         of_prompt = self._prompt_logprobs(delta.choice, generation) if is_first else UNSET
-        ids: tuple[int, ...] | UnsetType = UNSET
-        prompt: tuple[int, ...] | UnsetType = UNSET
-        if self._return_token_ids:
-            ids = tuple(token.token_id for token in delta.tokens)
-            prompt = generation.prompt(delta.choice) if is_first else UNSET
+        ids = self._token_ids(delta.tokens)
+        prompt = generation.prompt(delta.choice) if is_first and request.return_token_ids else UNSET
         return CompletionChoice(text, delta.finish_reason, logprobs, delta.choice, of_prompt, ids, prompt)
 
     def _prompt_text(self, choice: int, generation: Generation) -> str:
-        number = choice // self._num_each
+        number = choice // self._request.n
         if number not in self._echoed:
-            prompt = self._prompts[number]
+            prompt = self._request.prompts[number]
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(generation.prompt(choice))
             self._echoed[number] = text
         return self._echoed[number]
 
     def _echoed_logprobs(self, choice: int, generation: Generation) -> CompletionLogprobs:
         prompt, logprobs = generation.prompt(choice), generation.prompt_logprobs(choice)
-        return echoed_logprobs(prompt, logprobs, self._num_logprobs or 0, self.tokenizer)
-
-    def _prompt_logprobs(self, choice: int, generation: Generation) -> PromptLogprobs | UnsetType:
-        if self._num_prompt_logprobs is None:
-            return UNSET
-        prompt, logprobs = generation.prompt(choice), generation.prompt_logprobs(choice)
-        return prompt_logprobs(prompt, logprobs, self._num_prompt_logprobs, self.tokenizer)
+        return echoed_logprobs(prompt, logprobs, self._request.sampling.num_logprobs or 0, self.tokenizer)
 
     def _logprobs(self, tokens: tuple[DeliveredToken, ...], offset: int) -> CompletionLogprobs | None:
-        return None if self._num_logprobs is None else completion_logprobs(tokens, self.tokenizer, offset)
+        if self._request.sampling.num_logprobs is None:
+            return None
+        return completion_logprobs(tokens, self.tokenizer, offset)
