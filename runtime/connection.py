@@ -162,19 +162,12 @@ class EventWriter:
         self._last_sent = 0.0
         self._task: asyncio.Task[None] | None = None
         self._headers = [("content-type", content_type), *self.HEADERS, *headers]
-        self._started = asyncio.Event()
-
-    @property
-    def is_started(self) -> bool:
-        return self._started.is_set()
+        self.started = asyncio.Event()
 
     def add_headers(self, headers: Headers) -> None:
         """Add headers, where the response has not begun: a heartbeat may have come first."""
-        if not self.is_started:
+        if not self.started.is_set():
             self._headers += headers
-
-    async def until_started(self) -> None:
-        await self._started.wait()
 
     async def __aenter__(self) -> "EventWriter":
         self._last_sent = asyncio.get_running_loop().time()
@@ -189,8 +182,8 @@ class EventWriter:
 
     async def write(self, events: bytes) -> None:
         async with self._lock:
-            if not self.is_started:
-                self._started.set()
+            if not self.started.is_set():
+                self.started.set()
                 await self._send(response_start(200, self._headers))
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._last_sent = asyncio.get_running_loop().time()

@@ -46,7 +46,7 @@ class DeviceHost:
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
         self.running: RunningHost | None = None
         self._ended: str | None = None  # why nothing open is waited for any longer
-        self._changed = Condition()  # a host has come or gone, or none is waited for any longer
+        self.changed = Condition()  # a host has come or gone, or none is waited for any longer
         self._step_observers: list[Callable[[StepOutput], None]] = []
         self._change_observers: list[tuple[Callable[[], None], Callable[[DeviceHost, str], None]]] = []
 
@@ -98,11 +98,7 @@ class DeviceHost:
             if self.restarts.is_hopeless:
                 message = f"this site's engine host does not start ({self.restarts.last_death}); try another site"
                 raise EngineError("overloaded", message)
-            await self._changed.wait()
-
-    async def until_changed(self) -> None:
-        """Return when a host comes or goes, or nothing is waited for any longer."""
-        await self._changed.wait()
+            await self.changed.wait()
 
     async def until_ready(self) -> None:
         """Return once a host has said what it found."""
@@ -138,7 +134,7 @@ class DeviceHost:
     def stop_waiting(self, reason: str) -> None:
         """Note that no further host comes."""
         self._ended = reason
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     def set_up(self, host: RunningHost) -> None:
         """Take the host that the supervisor has started."""
@@ -146,7 +142,7 @@ class DeviceHost:
         host.client.on_step(self._note_step)
         self.running = host
         self.state, self.reason = "up", ""
-        self._changed.notify_all()
+        self.changed.notify_all()
         for up, _ in self._change_observers:
             up()
 
@@ -156,7 +152,7 @@ class DeviceHost:
         self.progress.end()
         self.state, self.reason = "restarting", reason
         self.restarts.note_death(reason)
-        self._changed.notify_all()
+        self.changed.notify_all()
         for _, down in self._change_observers:
             down(self, reason)
 

@@ -135,7 +135,7 @@ class Models:
                 reason = self._fleet.why_down or "the site is ending"
                 raise EngineError("overloaded", f"{reason}; try again in a moment")
             if awake := state.awake:  # its host has just died: its supervisor will know in a moment
-                await awake[0].host.until_changed()
+                await awake[0].host.changed.wait()
             else:
                 await self._queue.until_awake(state)
 

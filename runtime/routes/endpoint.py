@@ -106,11 +106,11 @@ class Endpoint(Generic[RequestT]):
                 async with self._drain_noticed(writer) if is_continuable else nullcontext():
                     await self._write_deltas(request, tenant, writer, is_continuable)
             except ApiError as error:
-                if not writer.is_started:
+                if not writer.started.is_set():
                     raise
                 await writer.write(error.event(self._dialect))
             except Exception:
-                if not writer.is_started:
+                if not writer.started.is_set():
                     raise
                 log.exception("a stream of %s failed", request.model)
                 failure = ApiError("internal_error", "something went wrong inside this site; its log has the details")
@@ -133,7 +133,7 @@ class Endpoint(Generic[RequestT]):
 
         async def notice() -> None:
             await self._generator.admission.until_draining()
-            await writer.until_started()
+            await writer.started.wait()
             await writer.write(DRAIN_NOTICE)
 
         task = asyncio.create_task(notice(), name="drain notice")
