@@ -53,7 +53,7 @@ class OpenAIBuilder(Generic[RequestT]):
     prefix: ClassVar[str]  # of its id
 
     def __init__(self, request: RequestT, generator: Generator) -> None:
-        self._request = request
+        self._request: RequestT = request
         self._identity = (
             f"{self.prefix}-{request.answer_name.nonce}", request.answer_name.created, request.requested_model,
         )  # fmt: skip
