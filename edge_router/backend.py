@@ -78,15 +78,11 @@ class InflightRequests:
         self.pending_tokens = 0
         self.unanswered: dict[Ticket, None] = {}  # those that are held to a time, in the order of their sending
         self._unanswered_tokens = 0
-        self._open: set[Ticket] = set()
+        self.open: set[Ticket] = set()
         self._changed = changed
 
-    @property
-    def count(self) -> int:
-        return len(self._open)
-
     def add(self, ticket: Ticket) -> None:
-        self._open.add(ticket)
+        self.open.add(ticket)
         self.pending[ticket] = None
         self.pending_tokens += ticket.tokens
         if ticket.expected_ms is not None:
@@ -131,13 +127,13 @@ class InflightRequests:
             self.settle(ticket)
 
     def remove(self, ticket: Ticket) -> None:
-        self._open.discard(ticket)
+        self.open.discard(ticket)
         self.forget(ticket)
         self.settle(ticket)
         self._changed()
 
     def site_lost(self, reason: str) -> None:
-        for ticket in tuple(self._open):
+        for ticket in tuple(self.open):
             if not ticket.has_answered and ticket.on_site_lost is not None:
                 ticket.on_site_lost(reason)
 
@@ -316,7 +312,7 @@ class Backend:
     @property
     def outstanding(self) -> int:
         """This router's requests under way there."""
-        return self._requests.count
+        return len(self._requests.open)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -403,7 +399,7 @@ class Backend:
             place=self.place,
             rtt_ms=self.round_trip.ms,
             seed_rtt_ms=self.round_trip.seed_ms,
-            outstanding=requests.count,
+            outstanding=len(requests.open),
             pending_requests=len(requests.pending),
             pending_tokens=requests.pending_tokens,
             pending_since_s=first.sent_at if first is not None else 0.0,

@@ -36,7 +36,6 @@ from wire.chat import FinishReason, Usage
 from wire.credentials import Tenant
 from wire.data_sites import DataSites
 from wire.errors import ApiError
-from wire.usage import ResourceUse
 
 EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
@@ -173,10 +172,6 @@ class Generation:
     @property
     def usage(self) -> Usage:
         return self.counter.usage()
-
-    @property
-    def resource_use(self) -> ResourceUse:
-        return self.counter.resource_use()
 
     @property
     def delivered_tokens(self) -> int:

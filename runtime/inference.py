@@ -85,7 +85,7 @@ class SiteInference:
             return InferenceResponse(200, [*STREAM_HEADERS], events=stream)
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
-        return _result(builder.whole(deltas, generation), generation.resource_use)
+        return _result(builder.whole(deltas, generation), generation.counter.resource_use())
 
     def _builder(self, request: ValidGeneration) -> ResponseBuilder:
         if isinstance(request, ValidRun):
@@ -97,7 +97,7 @@ class SiteInference:
     ) -> AsyncGenerator[bytes, None]:
         async with self._generator.generate(request, tenant) as generation:
             async for delta in generation.deltas():
-                stream.use = generation.resource_use
+                stream.use = generation.counter.resource_use()
                 yield events_of(delta, generation, builder)
 
 

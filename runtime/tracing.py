@@ -119,7 +119,7 @@ class GenerationSpan:
         self._span.end(now_ns)
 
     def _tell(self, generation: "Generation") -> None:
-        use, span = generation.resource_use, self._span
+        use, span = generation.counter.resource_use(), self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
         span.set_attribute("gen_ai.usage.output_tokens", use.output)

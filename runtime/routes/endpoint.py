@@ -97,7 +97,9 @@ class Endpoint(Generic[RequestT]):
             deltas = await generation.whole()
         body = self._build(request, self._generator).whole(deltas, generation)
         headers = naming_ignored(request) + naming_hosts(generation)
-        await send_json(send, body, headers=headers + (counting(generation.resource_use) if is_metered else []))
+        await send_json(
+            send, body, headers=headers + (counting(generation.counter.resource_use()) if is_metered else [])
+        )
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, *, is_continuable: bool) -> None:
         headers = naming_ignored(request) + ([(RESUME_POINTS, "1")] if is_continuable else [])
@@ -187,7 +189,7 @@ def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) ->
 
 
 def _resume_point(delta: Delta, generation: Generation, num_events: int) -> ResumePoint:
-    use = generation.resource_use
+    use = generation.counter.resource_use()
     return ResumePoint(
         delta.choice,
         delta.new_token_ids,
