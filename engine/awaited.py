@@ -48,12 +48,6 @@ class AwaitedTogether:
         self.num_tokens = parts[0].num_tokens
         self._parts = parts
 
-    @classmethod
-    def of(cls, *parts: Awaited | None) -> Awaited | None:
-        """Return what is to be waited for, of which any may be missing."""
-        found = [part for part in parts if part is not None]
-        return cls(found) if len(found) > 1 else next(iter(found), None)
-
     @property
     def deadline(self) -> float:
         return min([part.deadline for part in self._parts])

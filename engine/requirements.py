@@ -60,7 +60,10 @@ class Requirements:
     def awaited(self, sequence: Sequence) -> Awaited | None:
         """Return what a sequence has to wait for before it can be admitted."""
         grammar = self.token_masks.awaited(sequence, self._clock)
-        return AwaitedTogether.of(grammar, self.adapters.awaited(sequence, self._clock))
+        adapter = self.adapters.awaited(sequence, self._clock)
+        if grammar is not None and adapter is not None:
+            return AwaitedTogether((grammar, adapter))
+        return grammar or adapter
 
     def computable(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
         """Return the chunks of sequences that have what they need. Of the others, some wait for their images, and the rest end."""

@@ -3,14 +3,15 @@
 import threading
 import time
 from random import Random
-from typing import Any
 
 import pytest
 
 from engine.adapters.residency import READ_S, AdapterResidency, AwaitedAdapter
 from engine.awaited import AwaitedTogether
+from engine.open_sequences import OpenSequences
 from engine.peft import AdapterError
-from engine.protocol import AdapterSource, SamplingParams
+from engine.protocol import AdapterSource, ModelInfo, SamplingParams
+from engine.requirements import Requirements
 from engine.sequence import Sequence
 
 
@@ -202,16 +203,24 @@ def test_a_grammar_and_an_adapter_are_waited_for_together() -> None:
     residency = AdapterResidency("m", FakeStore(1))
     one, adapter = asked(residency, "a")
     grammar = Grammar(one)
-    both: Any = AwaitedTogether.of(grammar, adapter)
+    assert adapter is not None
+    both = AwaitedTogether((grammar, adapter))
     read(adapter)
     assert (both.is_done, both.deadline, both.sequence, both.num_tokens) == (False, 10.0, one, 2)
     grammar.is_done = True
     assert both.is_done
     both.take()
     assert (one.adapter_slot, grammar.taken) == (0, True)
-    assert AwaitedTogether.of(None, None) is None
-    assert AwaitedTogether.of(grammar, None) is grammar
     both.cancel()
+
+
+def test_a_sequence_awaits_what_it_asks_for_and_no_more() -> None:
+    model = ModelInfo("m", 16, 100, (), "float32", 4, total_blocks=8, weights_bytes=0, load_s=0.0)
+    open_sequences = OpenSequences(lambda sequence: None)
+    needs = Requirements(model, open_sequences, lambda: 0.0, None, FakeStore(1), None, with_torch=False)
+    assert needs.awaited(Sequence("plain", [1, 2], SamplingParams(1), b"")) is None
+    assert isinstance(needs.awaited(sequence("a")), AwaitedAdapter)
+    needs.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
