@@ -313,7 +313,7 @@ _TESTS = {
     "runtime/functions/host/loop_probe.py": "runtime/functions/host/test_isolate_watch",
     "runtime/functions/host/oci.py": "runtime/functions/host/test_containers",
     "runtime/functions/host/packages.py": "runtime/functions/host/test_packages runtime/functions/host/test_layers",
-    "runtime/functions/host/pool_zygote.py": "runtime/functions/host/test_zygotes",
+    "runtime/functions/host/pool_zygote.py": "runtime/functions/host/test_pool_zygote runtime/functions/host/test_zygotes",
     "runtime/functions/host/prefork.py": "runtime/functions/host/test_prefork",
     "runtime/functions/host/processes.py": "runtime/functions/host/test_processes",
     "runtime/functions/host/response_stream.py": "runtime/functions/host/test_response_stream",

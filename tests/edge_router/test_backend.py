@@ -4,9 +4,17 @@ import asyncio
 
 import msgspec
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
-from edge_router.backend import Backend
+from edge_router.backend import (
+    EJECT_AFTER,
+    EJECTED_MAX_S,
+    EJECTED_S,
+    RECOVER_AFTER,
+    SLOW_START_S,
+    Backend,
+    PublishedStatus,
+)
 from edge_router.discovery import static_backends
 from edge_router.geo import distance_km
 from edge_router.health import (
@@ -22,7 +30,8 @@ from edge_router.rtt import RoundTrip, seed_rtt_ms
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
-from wire.status import decode_status, encode_status
+from wire.prefixes import encode_prefixes
+from wire.status import SiteStatus, decode_status, encode_status
 
 HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_after_s=10.0)
 
@@ -334,3 +343,136 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
             assert (seen.status_at_s, seen.pending_tokens) == (ticket.sent_at, 0)
             earlier.answering()
     assert backend.view().pending_requests == 0
+
+
+def fail_in_a_row(backend: Backend, times: int) -> None:
+    for _ in range(times):
+        with backend.inflight(1):
+            pass  # and no word of an answer
+
+
+def test_a_site_that_only_fails_is_asked_ever_more_seldom_up_to_a_bound_until_it_answers() -> None:
+    probes = Probes()
+    backend, clock = probes.backend, probes.clock
+    fail_in_a_row(backend, EJECT_AFTER - 1)
+    assert not backend.view().is_ejected
+    waits = []
+    for _ in range(6):
+        fail_in_a_row(backend, EJECT_AFTER if waits else 1)
+        began = clock.now
+        while backend.view().is_ejected:
+            clock.advance(1.0)
+        waits.append(clock.now - began)
+    assert waits == [EJECTED_S, 2 * EJECTED_S, 4 * EJECTED_S, 8 * EJECTED_S, EJECTED_MAX_S, EJECTED_MAX_S]
+    with backend.inflight(1) as ticket:
+        ticket.refused()
+    fail_in_a_row(backend, EJECT_AFTER)
+    clock.advance(EJECTED_S)
+    assert not backend.view().is_ejected
+
+
+def test_a_client_that_leaves_is_no_failure_of_the_site() -> None:
+    backend = Probes().backend
+    for _ in range(EJECT_AFTER):
+        with pytest.raises(KeyError), backend.inflight(1):
+            raise KeyError
+    assert (backend.view().is_ejected, backend.outstanding) == (False, 0)
+
+
+async def test_a_site_that_comes_back_is_given_its_share_little_by_little() -> None:
+    probes = Probes()
+    await probes.good()
+    assert probes.backend.view().slow_start == 1.0
+    for _ in range(HEALTH.unhealthy_after):
+        await probes.bad()
+    for _ in range(RECOVER_AFTER):
+        await probes.good()
+    shares = []
+    for _ in range(5):
+        shares.append(probes.backend.view().slow_start)
+        probes.clock.advance(SLOW_START_S / 4)
+    assert shares == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+async def test_an_operators_cordon_lets_a_healthy_site_drain_and_says_so() -> None:
+    probes = Probes()
+    backend = probes.backend
+    backend.cordon(True)
+    assert (backend.state, backend.detail) == ("unknown", "not yet asked")
+    await probes.good()
+    assert (backend.state, backend.detail, backend.view().state) == (
+        "draining",
+        "cordoned by an operator, here",
+        "draining",
+    )
+    backend.cordon(False)
+    assert (backend.state, backend.detail, backend.view().state) == ("healthy", "", "healthy")
+
+
+async def test_a_site_is_in_doubt_between_its_first_failed_probe_and_its_loss_and_frozen_from_then_on() -> None:
+    probes = Probes()
+    seen = []
+    for act in (probes.bad, probes.good, probes.bad, probes.bad, probes.bad, probes.good, probes.good):
+        await act()
+        seen.append((probes.backend.is_in_doubt, probes.backend.is_frozen))
+    assert seen == [
+        (False, False),
+        (False, False),
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+        (False, False),
+    ]
+    probes.backend.refused_hop("the clocks differ")
+    assert (probes.backend.state, probes.backend.is_frozen) == ("unhealthy", False), "it answers"
+    await probes.good(ready=False)
+    assert (probes.backend.state, probes.backend.is_frozen) == ("unhealthy", False)
+
+
+async def test_requests_that_wait_hear_of_their_sites_loss_once_and_those_that_are_answered_do_not() -> None:
+    probes = Probes()
+    await probes.good()
+    heard: list[str] = []
+    backend = probes.backend
+    with (
+        backend.inflight(1, heard.append) as waiting,
+        backend.inflight(1, heard.append) as answered,
+        backend.inflight(1),
+    ):
+        answered.answering()
+        for _ in range(HEALTH.unhealthy_after - 1):
+            backend.failed("gone")
+        assert heard == []
+        backend.failed("gone")
+        assert heard == ["gone"]
+        waiting.refused()
+        backend.failed("gone")
+        assert heard == ["gone"]
+
+
+def told(sequence: int, digests: int, since: int, *digests_of: tuple[set[int], set[int]]) -> SiteStatus:
+    models = tuple(
+        replace(model_status(f"m{i}"), prefixes=encode_prefixes(came), prefixes_dropped=encode_prefixes(gone))
+        for i, (came, gone) in enumerate(digests_of)
+    )
+    return replace(site_status("ams1", sequence), models=models, digests=digests, digests_since=since)
+
+
+def test_what_a_site_caches_is_known_by_whole_digests_and_by_changes_to_the_edition_that_is_known() -> None:
+    published = PublishedStatus()
+    steps: tuple[tuple[SiteStatus, int, set[int]], ...] = (
+        (told(1, 5, 0, ({1, 2}, set()), ({2, 3}, set())), 5, {1, 2, 3}),
+        (told(2, 6, 5, ({4}, {1}), (set(), {3})), 6, {2, 4}),
+        (told(3, 6, 6, (set(), set()), (set(), set())), 6, {2, 4}),
+        (told(4, 9, 8, ({7}, set())), 0, {2, 4}),  # of an edition that is not known: all is asked for next
+        (told(5, 9, 0, ({7}, set())), 9, {7}),
+        (replace(told(6, 10, 0), models=(replace(model_status("m"), prefixes=b"x"),)), 0, set()),
+        (told(7, 11, 0, ({8}, set())), 11, {8}),
+    )
+    for status, digests, prefixes in steps:
+        assert published.take(status, 1.0)
+        assert (published.digests, published.prefixes) == (digests, prefixes)
+        assert not any(model.prefixes or model.prefixes_dropped for model in published.status.models)  # type: ignore[union-attr]
+    assert not published.take(told(6, 12, 0, ({9}, set())), 2.0), "it is older"
+    assert (published.digests, published.at) == (11, 1.0)

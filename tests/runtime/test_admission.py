@@ -65,14 +65,24 @@ def test_while_it_drains_nothing_new_is_admitted_and_clients_are_sent_away_for_l
     assert admission.inflight == 0
 
 
-async def test_an_empty_admission_can_be_waited_for() -> None:
-    admission = Admission(max_inflight=2)
+async def test_a_drain_waits_for_requests_and_for_sockets_which_take_nobodys_place() -> None:
+    admission = Admission(max_inflight=1)
     await admission.wait_until_empty()
-    with admission.permit():
-        waiting = asyncio.ensure_future(admission.wait_until_empty())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-    await asyncio.wait_for(waiting, 30)
+    for first, second in (
+        (admission.permit(), admission.attachment()),
+        (admission.attachment(), admission.permit()),
+        (admission.attachment(), admission.attachment()),
+    ):
+        with first:
+            waiting = asyncio.ensure_future(admission.wait_until_empty())
+            with second:
+                assert admission.num_open == 2
+                await asyncio.sleep(0)
+                assert not waiting.done()
+            await asyncio.sleep(0)
+            assert (waiting.done(), admission.num_open) == (False, 1)
+        await asyncio.wait_for(waiting, 30)
+    assert (admission.num_open, admission.inflight, admission.attached) == (0, 0, 0)
 
 
 async def test_a_full_site_refuses_in_either_dialect(make_site: SiteMaker) -> None:

@@ -104,3 +104,21 @@ def test_what_pack_would_not_have_made_is_refused(data: bytes, tmp_path: Path) -
     with pytest.raises(BundleError):
         unpack(data, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing beside it
+
+
+def test_a_bundle_is_as_large_as_it_may_be_packed_and_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pack(folder)
+    monkeypatch.setattr(bundles, "MAX_FILES", 3)
+    for size, is_taken in ((len(data), True), (len(data) - 1, False)):
+        monkeypatch.setattr(bundles, "MAX_BYTES", size)
+        if is_taken:
+            assert (check(data), pack(folder)) == (3, data)
+        else:
+            with pytest.raises(BundleError, match="of at most"):
+                check(data)
+            with pytest.raises(BundleError, match="MiB"):
+                pack(folder)
+    monkeypatch.setattr(bundles, "MAX_BYTES", len(data))
+    monkeypatch.setattr(bundles, "MAX_FILES", 2)
+    with pytest.raises(BundleError, match="more than 2 files"):
+        check(data)

@@ -11,7 +11,7 @@ from zlib import crc32
 import psutil
 import pytest
 
-from engine.kv.store_tier import StoredBlock, StoreError, StoreTier
+from engine.kv.store_tier import BATCH_BYTES, StoredBlock, StoreError, StoreTier
 from load_tests.local_network import free_ports
 from tests.engine.kv.peers.test_peers import needs_mooncake, until
 from tests.engine.kv.test_host_tier import SIZE, content, name
@@ -150,3 +150,13 @@ threading.Thread(target=attempt, daemon=True).start()
 assert refused.wait(30)
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=True)
+
+
+def test_blocks_of_a_whole_batch_come_back_to_their_last_byte(store: StoreTier) -> None:
+    sizes = (BATCH_BYTES // 2 - 100, BATCH_BYTES // 2 + 100)
+    contents = [bytes([7 + i]) * size for i, size in enumerate(sizes)]
+    names = [name(900 + i) for i in range(2)]
+    store.write([StoredBlock(n, memoryview(c), crc32(c)) for n, c in zip(names, contents, strict=True)])
+    into = [bytearray(size) for size in sizes]
+    assert store.read(names, [memoryview(each) for each in into]) == [crc32(each) for each in contents]
+    assert [bytes(each) for each in into] == contents

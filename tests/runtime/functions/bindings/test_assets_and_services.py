@@ -113,9 +113,11 @@ class Functions:
 
     def __init__(self) -> None:
         self.options: list[Any] = []
+        self.sockets: list[bool] = []
 
     async def fetch(self, function: str, event: FetchEvent, body: Any = None, *, is_socket: bool = False) -> Response:
         self.options.append(event.options)
+        self.sockets.append(is_socket)
         sent = event.body if body is None else b"".join([chunk async for chunk in body])
         told = [("x-entry", event.entrypoint), ("x-got", dict(event.headers).get("x-asked", ""))]
         return Response(201, told, b"", once(sent.upper()))
@@ -148,6 +150,16 @@ async def test_a_service_is_fetched_and_its_methods_are_called(wire: Wire) -> No
     assert (result.sum, result["function"]) == (6, "calc")
     with pytest.raises(Failure, match="Adder has no method 'subtract'"):
         await service.subtract(1)
+
+
+async def test_a_socket_is_one_where_its_messages_come_along(wire: Wire) -> None:
+    functions = Functions()
+    channel = (await wire(("service", "CALC", {"service": "calc"}), functions=functions)).channel
+    for asks, body in ((True, once(b"a")), (True, None), (False, once(b"a")), (False, None)):
+        result = await channel.begin("CALC", "fetch", ("GET", "http://calc/"), {"web_socket": asks}, body)
+        assert result.body is not None
+        await result.body.read()
+    assert functions.sockets == [True, False, False, False]
 
 
 async def test_a_service_without_functions_is_refused(wire: Wire) -> None:

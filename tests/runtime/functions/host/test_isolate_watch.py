@@ -142,3 +142,12 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     await asyncio.sleep(0.01)
     assert probe.silent_s() == 1.0, "it has not answered"
     probe.close()
+    channel = Pinged()
+    probe.begin(cast(Any, channel))
+    await asyncio.sleep(0)
+    probe.close()
+    await asyncio.sleep(0.01)
+    probe.begin(cast(Any, channel))  # the one before has ended
+    await asyncio.sleep(0)
+    assert channel.num_pings == 2
+    probe.close()

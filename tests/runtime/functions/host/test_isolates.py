@@ -240,3 +240,31 @@ async def test_memory_that_runs_out_is_named_with_its_limit(served: Served) -> N
     with pytest.raises(Fault, match="a function may use 160 MiB of memory") as told:
         await served.get()
     assert "bytearray(1 << 30)" in told.value.detail
+
+
+BEGINNING = """
+import json, os, sys, threading
+from workers import Response, WorkerEntrypoint
+OURS = ("runtime", "dialects", "wire", "sites", "engine")
+FOUND = sorted(name for name in sys.modules if name.partition(".")[0] in OURS)
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        told = {"stack": threading.stack_size(), "ours": FOUND, "env": sorted(os.environ), "stdin": os.read(0, 1).decode()}
+        for name in OURS:
+            try:
+                __import__(name)
+            except ImportError:
+                told[name] = "is not here"
+        return Response(json.dumps(told))
+"""
+
+
+async def test_a_function_begins_without_anything_of_the_sites_and_with_small_stacks(served: Served) -> None:
+    served.add(BEGINNING)
+    told = json.loads(await served.get())
+    assert (told.pop("stack"), told.pop("ours"), told.pop("stdin")) == (1 << 20, [], "")
+    assert set(told.pop("env")) <= {
+        "HOME", "LANG", "LC_CTYPE", "MALLOC_ARENA_MAX", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ",
+    }  # fmt: skip
+    assert set(told.values()) == {"is not here"}
+    assert len(told) == 5
