@@ -151,6 +151,8 @@ async def test_an_account_sees_its_own_usage_and_an_admin_key_everybodys(
         assert [row["account"] for row in await usage(running, BOB)] == ["bob"]
         assert [row["account"] for row in await usage(running)] == ["acme", "bob"]
         assert [row["account"] for row in await usage(running, account="bob")] == ["bob"]
+        (total,) = await usage(running, by="")
+        assert ("account" in total, total["requests"]) == (False, 3)
         url = running.url + "/usage"
         for query, headers, status in (
             ({"account": "acme"}, BOB, 403),

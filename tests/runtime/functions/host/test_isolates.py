@@ -1,6 +1,7 @@
 """Functions in real isolates: what goes in, what comes out."""
 
 import asyncio
+import json
 import os
 
 import pytest
