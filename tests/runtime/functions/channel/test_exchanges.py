@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, frames
+from runtime.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, as_failure, frames
 from runtime.functions.channel.failure import fail_frame
 from runtime.functions.channel.frames import (
     AnyFrame,
@@ -307,3 +307,27 @@ def test_what_is_said_of_a_failure_is_short_and_can_be_sent() -> None:
     told = fail_frame(3, failure)
     assert (told.id, told.code, told.status, told.name) == (3, 7, 507, "Name")
     assert (told.message, told.detail) == ("m" * 8192, "d" * 65_535 + "?")
+
+
+class Coded(Exception):
+    def __init__(self, code: object, status: object) -> None:
+        super().__init__()
+        self.code, self.status = code, status
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyError("k"), ("'k'", "internal_error", 500, "KeyError", 1)),
+        (Coded(3040, 429), ("Coded", 3040, 429, "Coded", 1)),
+        (Coded("full", 507), ("Coded", "full", 507, "Coded", 1)),
+        (Coded(None, "507"), ("Coded", "internal_error", 500, "Coded", 1)),
+        (Failure("m"), ("m", "internal_error", 500, "Error", 1)),
+        (Failure("m", code=7, status=503, name="N", retry_after_s=9), ("m", 7, 503, "N", 9)),
+        (ChannelClosed(), ("the connection to the other process is closed", "closed", 500, "ChannelClosed", 1)),
+    ],
+)
+def test_whatever_goes_wrong_has_a_sentence_a_code_and_a_status(error: Exception, told: tuple[object, ...]) -> None:
+    failure = as_failure(error)
+    assert (failure.message, failure.code, failure.status, failure.name, failure.retry_after_s) == told
+    assert (failure is error) == isinstance(error, Failure)
