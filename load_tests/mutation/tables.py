@@ -2,6 +2,7 @@
 
 from load_tests.mutation.again import AGAIN
 from load_tests.mutation.dangerous import DANGEROUS
+from load_tests.mutation.dangerous_again import DANGEROUS_AGAIN
 from load_tests.mutation.dangerous_redrawn import DANGEROUS_REDRAWN
 from load_tests.mutation.drawn import DRAWN
 from load_tests.mutation.fresh import FRESH
@@ -19,4 +20,5 @@ SETS: dict[str, tuple[Mutant, ...]] = {
     "redrawn": REDRAWN,
     "dangerous": DANGEROUS,
     "dangerous-redrawn": DANGEROUS_REDRAWN,
+    "dangerous-again": DANGEROUS_AGAIN,
 }
