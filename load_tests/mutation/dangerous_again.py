@@ -1,4 +1,4 @@
-"""Sixty changes more in dangerous rooms (dangerous.py), which have more files here: engine/ as there and waiting.py, fairness.py, plan.py, sequence.py;
+"""Sixty changes more in dangerous rooms (dangerous.py), of which there are more here: engine/ with waiting.py, fairness.py, plan.py and sequence.py;
 kernels/sample.py; all of edge_router/ that is no policy and no page; wire/, sites/; and of runtime/ the output, continuation, and functions' host,
 bindings and channel.
 

@@ -21,6 +21,7 @@ from runtime.functions.host.deployed import (
 )
 from runtime.functions.host.site import Response
 from runtime.functions.manifest import Manifest
+from tests.asgi import eventually
 from wire.bundles import digest_of, pack
 from wire.deployments import PATH, Deployment, Share, Version, encode
 
@@ -115,7 +116,7 @@ class Site:
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     made = Site(tmp_path, monkeypatch)
     async with made.deployed:
-        await asyncio.sleep(0.02)  # it asks at once
+        await eventually(lambda: made.router.asked == [PATH])  # at once
         yield made
     assert made.router.asked[-1] == "closed"
 

@@ -55,6 +55,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 def watched() -> tuple[IsolateWatch, Process, IsolateWork]:
     process, work = Process(), IsolateWork(100.0)
     return IsolateWatch(LIMITS, cast(Any, process), work), process, work
@@ -131,7 +136,7 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
         await asyncio.sleep(0)
     assert (channel.num_pings, probe.silent_s()) == (1, 3.5)
     channel.answer.set_result(None)
-    await asyncio.sleep(0.01)
+    await settle()
     assert probe.silent_s() == 0.0
     channel = Pinged()
     probe.begin(cast(Any, channel))
@@ -139,14 +144,14 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     now[0] += 1.0
     assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
     channel.answer.set_exception(ChannelClosed())
-    await asyncio.sleep(0.01)
+    await settle()
     assert probe.silent_s() == 1.0, "it has not answered"
     probe.close()
     channel = Pinged()
     probe.begin(cast(Any, channel))
     await asyncio.sleep(0)
     probe.close()
-    await asyncio.sleep(0.01)
+    await settle()
     probe.begin(cast(Any, channel))  # the one before has ended
     await asyncio.sleep(0)
     assert channel.num_pings == 2

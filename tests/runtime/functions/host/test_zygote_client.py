@@ -201,7 +201,8 @@ class Watched:
 
     async def say(self, report: Report) -> None:
         self._socket.send(msgspec.msgpack.encode(report))
-        await asyncio.sleep(0.01)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     def look(self, after_s: float = LOOK_S, *, is_asleep: bool = False) -> str:
         self.now += after_s
