@@ -1,9 +1,11 @@
+from array import array
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.images.prompt import SequenceImage
 from engine.kv.block_pool import BlockPool
 from engine.kv.prefix_index import CacheIdentity, chain_root, extend_chain
 
@@ -331,3 +333,28 @@ def test_whatever_the_bytes_depend_on_starts_a_chain_of_its_own() -> None:
         )),
     }  # fmt: skip
     assert len(roots) == 9
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "blocks"),
+    [(4, 8, {1}), (3, 5, {0, 1}), (7, 8, {1}), (8, 9, {2}), (0, 12, {0, 1, 2}), (5, 12, {1, 2})],
+)
+def test_every_block_in_which_an_image_lies_is_named_by_it_and_by_its_part_of_it(
+    start: int, end: int, blocks: set[int]
+) -> None:
+    root, tokens = chain_root(b"", CacheIdentity("m", "float32", 4)), [7] * 12
+
+    def own(number: int, *images: SequenceImage) -> bytes:
+        """The hash of one block behind the same beginning."""
+        hashes = chain(root, tokens)[:number]
+        extend_chain(hashes, root, tokens[: 4 * (number + 1)], 4, images)
+        return hashes[-1]
+
+    def image(name: bytes, start: int = start) -> SequenceImage:
+        return SequenceImage(name, b"", start, end, array("q"), False)
+
+    for number in range(3):
+        names = {own(number), own(number, image(b"one")), own(number, image(b"two"))}
+        assert len(names) == (3 if number in blocks else 1), number
+    if start:
+        assert own(max(blocks), image(b"one")) != own(max(blocks), image(b"one", start - 1)), "another part of it"

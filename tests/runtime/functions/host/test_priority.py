@@ -4,13 +4,16 @@ import asyncio
 import ctypes
 import os
 import platform
+import signal
 import struct
+import subprocess
 import time
 
 import pytest
 
 from runtime.functions.host import priority
 from runtime.functions.host.priority import (
+    OWN_NICE,
     PROMPT_NICE,
     PROMPT_SLICE_NS,
     PROVEN,
@@ -130,6 +133,18 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
     assert before <= cpu_s(os.getpid()) <= time.process_time()
     with pytest.raises(OSError, match="Invalid"):
         cpu_s(2**22 + 1)  # above the largest there can be
+
+
+@pytest.mark.skipif(OWN_NICE >= 19, reason="the site gives way already")
+def test_what_a_process_has_forked_gives_way_with_it() -> None:
+    command = ["sh", "-c", "cat & echo $!; wait"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as started:
+        assert started.stdout is not None
+        forked = int(started.stdout.readline())
+        apply_priority(started.pid, PriorityClass.BACKGROUND)
+        assert [_nice(pid) for pid in (started.pid, forked)] == [min(19, OWN_NICE + YIELD_NICE)] * 2
+        assert _nice(os.getpid()) == OWN_NICE
+        os.killpg(started.pid, signal.SIGKILL)
 
 
 async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> None:

@@ -1,7 +1,8 @@
 """A client's WebSocket and a function's messages, joined by a relay: every way in which either side may end, vanish, stall or talk nonsense."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,37 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
     with pytest.raises(ClientDisconnect):
         await SocketRelay(received.get, send, LIMITS).while_present(work())
     assert left.is_set()
+
+
+class TurnedClock:
+    """asyncio as the relay sees it, with a loop whose time goes by while it sleeps for it; half way through each sleep something happens."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+        self.half_way: list[Callable[[], None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def get_running_loop(self) -> Any:
+        return SimpleNamespace(time=lambda: self.now)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds / 2
+        if self.half_way:
+            self.half_way.pop(0)()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.now += seconds / 2
+
+
+async def test_a_socket_is_idle_when_neither_side_has_spoken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = TurnedClock()
+    monkeypatch.setattr(socket_relay, "asyncio", clock)
+    ends = Ends()
+    clock.half_way += [lambda: ends.say("I am here"), lambda: ends.from_function.put_nowait(encode("so am I"))]
+    assert await ends.ended() == socket_relay.GOING_AWAY
+    assert clock.slept == [60.0, 30.0, 15.0 + 30.0]
+    assert (ends.to_function[0], ends.to_client[0]) == ("I am here", {"type": "websocket.send", "text": "so am I"})
