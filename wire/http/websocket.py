@@ -216,7 +216,6 @@ class _Watch:
         self._socket = socket
         self._heard_at = time.monotonic()
         self._writable = asyncio.Event()
-        self._writable.set()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(PING_S, self._look)
 

@@ -171,3 +171,12 @@ def test_layers_whose_blocks_are_made_of_other_pieces_stay_apart() -> None:
     parts = parts_of([CachedLayer(keys_and_values(2, 8)), CachedLayer(keys_and_values(4, 8), window=9)], 2)
     assert not parts.is_whole
     assert parts.pieces == ((Piece(0, 0, parts.part_bytes),), (Piece(parts.part_bytes, 0, parts.part_bytes),))
+
+
+def test_the_block_of_a_host_without_ranks_is_its_one_part() -> None:
+    parts, content = BlockParts.of_one(9), memoryview(bytes(range(9)))
+    assert (parts.whole_bytes, parts.part_bytes, parts.is_whole, len(parts.pieces)) == (9, 9, True, 1)
+    part, again = memoryview(bytearray(9)), memoryview(bytearray(9))
+    parts.take(0, content, part)
+    parts.put(0, part, again)
+    assert part == again == content

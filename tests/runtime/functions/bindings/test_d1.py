@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.bindings.d1 import D1Database, GuardedDatabase
+from runtime.functions.bindings.d1 import MAX_STATEMENTS, D1Database, GuardedDatabase
 from runtime.functions.bindings.sql import statements_of
 from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
@@ -112,8 +112,12 @@ async def test_a_batch_is_one_transaction(db: Face) -> None:
     with pytest.raises(Failure, match=r"D1_ERROR: UNIQUE constraint failed: customers\.name: SQLITE_CONSTRAINT"):
         await db.batch([insert.bind("e"), insert.bind("c")])
     assert await db.prepare("SELECT count(*) AS n FROM customers").first("n") == 4
-    with pytest.raises(Failure, match="a batch has 1 to"):
-        await db.batch([])
+    select = db.prepare("SELECT 1 AS one")
+    for number in (1, MAX_STATEMENTS):
+        assert len(await db.batch([select] * number)) == number
+    for number in (0, MAX_STATEMENTS + 1):
+        with pytest.raises(Failure, match=f"a batch has 1 to {MAX_STATEMENTS}"):
+            await db.batch([select] * number)
 
 
 async def test_a_deferred_foreign_key_fails_the_whole_batch(db: Face) -> None:

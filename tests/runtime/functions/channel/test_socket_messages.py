@@ -22,6 +22,7 @@ def test_messages_survive_any_cut(messages: list[str | bytes | SocketClose], cut
 
 
 def test_what_is_too_large_is_refused_before_it_has_come() -> None:
+    assert list(MessageDecoder(10).feed(encode("x" * 10))) == ["x" * 10]
     with pytest.raises(MessageTooLarge):
         list(MessageDecoder(10).feed(encode("x" * 11)[:5]))
 

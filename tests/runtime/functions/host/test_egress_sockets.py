@@ -1,12 +1,18 @@
 """WebSockets that functions open to servers elsewhere, within the egress policy."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
-from aiohttp import web
+from aiohttp import WSMessage, WSMsgType, web
 
+from runtime.functions.channel import Failure
+from runtime.functions.channel.socket_messages import Message, MessageDecoder, SocketClose, encode
+from runtime.functions.host import egress_sockets
+from runtime.functions.host.egress_sockets import opened
 from tests.runtime.functions.conftest import ServedMaker
 
 OUTWARD = """
@@ -146,3 +152,86 @@ async def test_a_websocket_made_from_its_address_tells_by_events_what_comes_of_i
         denied = json.loads(await served.get(headers=[("x-to", "ws://10.0.0.1/")]))
         assert [each[0] for each in denied] == ["error", "close"]
         assert "not allowed" in denied[0][1]
+
+
+class FarSocket:
+    """The far side of a function's WebSocket, as aiohttp has it."""
+
+    protocol = "b"
+    close_code: int | None = None
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[WSMessage] = asyncio.Queue()
+        self.heard: list[Any] = []
+        self.closed: list[tuple[int, bytes]] = []
+        self.asked: dict[str, Any] = {}
+
+    async def ws_connect(self, url: str, **options: Any) -> "FarSocket":
+        self.asked = {"url": url, **options}
+        return self
+
+    async def receive(self) -> WSMessage:
+        return await self.said.get()
+
+    async def send_str(self, text: str) -> None:
+        self.heard.append(text)
+
+    send_bytes = send_str
+
+    async def close(self, code: int = 1000, message: bytes = b"") -> None:
+        self.closed.append((code, message))
+        self.said.put_nowait(WSMessage(WSMsgType.CLOSE, code, message.decode()))
+
+
+async def messages_of(*messages: Message | Exception) -> AsyncIterator[bytes]:
+    for message in messages:
+        if isinstance(message, Exception):
+            raise message
+        yield encode(message)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "reason"),
+    [
+        (SocketClose(4001, "enough"), 4001, b"enough"),
+        (SocketClose(1005), 1000, b""),
+        (SocketClose(1006), 1000, b""),
+        (Failure("its isolate is gone"), 1001, b""),
+    ],
+)
+async def test_the_far_side_hears_all_that_a_function_says_and_how_it_ended(
+    last: Message | Exception, code: int, reason: bytes
+) -> None:
+    far = FarSocket()
+    headers = [("Sec-WebSocket-Protocol", "a, b,"), ("sec-websocket-key", "x"), ("x-mine", "yes")]
+    reply = await opened(cast(Any, far), "http://far/", headers, messages_of("hello", b"bytes", last))
+    assert (far.asked["url"], far.asked["headers"], far.asked["protocols"]) == (
+        "http://far/",
+        [("x-mine", "yes")],
+        ["a", "b"],
+    )
+    assert reply.value == {
+        "status": 101, "headers": [("sec-websocket-protocol", "b")], "web_socket": True, "url": "http://far/",
+    }  # fmt: skip
+    assert reply.body is not None
+    async with asyncio.timeout(20):
+        heard = [message async for chunk in reply.body for message in MessageDecoder(100).feed(chunk)]
+    assert (far.heard, far.closed[0]) == (["hello", b"bytes"], (code, reason))
+    assert heard == [SocketClose(code, reason.decode())]
+
+
+@pytest.mark.parametrize(("close_code", "told"), [(None, 1006), (1011, 1011)])
+async def test_a_function_hears_how_a_connection_ended_that_was_not_closed(
+    close_code: int | None, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(egress_sockets, "CLOSE_S", 0.01)  # for which a function that says nothing is waited for
+    far = FarSocket()
+    far.close_code = close_code
+    reply = await opened(cast(Any, far), "http://far/", [], messages_of())
+    assert reply.body is not None
+    for kind, data in ((WSMsgType.TEXT, "a"), (WSMsgType.BINARY, b"b"), (WSMsgType.CLOSED, None)):
+        far.said.put_nowait(WSMessage(kind, data, None))
+    found = [message async for chunk in reply.body for message in MessageDecoder(100).feed(chunk)]
+    assert found == ["a", b"b", SocketClose(told)]
+    assert far.closed == [(1001, b"")]

@@ -33,3 +33,23 @@ def test_one_tree_at_a_time_is_made(manifest: Manifest, monkeypatch: pytest.Monk
     monkeypatch.setattr(ast, "parse", locked)
     imports.imports_of(manifest)
     assert were_locked == [True] * 3
+
+
+def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("python_modules", "node_modules", "__pycache__", ".venv", "more"):
+        (manifest.directory / folder).mkdir()
+        for number in range(4):
+            (manifest.directory / folder / f"m{number}.py").write_text(f"import {folder.strip('_.')}_{number}")
+    (manifest.directory / "more" / "notes.txt").write_text("import this")
+    found = [name for name in imports.imports_of(manifest) if name.startswith("more")]
+    assert sorted(found) == [f"more_{number}" for number in range(4)]
+    assert not any(name.endswith("_0") and not name.startswith("more") for name in imports.imports_of(manifest))
+    parse, read = ast.parse, list[bytes]()
+    monkeypatch.setattr(ast, "parse", lambda source: (read.append(source), parse(source))[1])
+    for most in (0, 1, 5, 100):
+        monkeypatch.setattr(imports, "MAX_SOURCES", most)
+        read.clear()
+        imports.imports_of(manifest)
+        assert len(read) == min(most, 7)
