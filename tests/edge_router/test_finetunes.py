@@ -6,12 +6,16 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from edge_router import finetunes
+from edge_router.data_places import DataPlaces
+from edge_router.site_orders import SiteAnswer
 from runtime.app import build_app
 from runtime.finetunes import RECORD
 from runtime.serve import serve_app
@@ -19,6 +23,7 @@ from tests.edge_router.fakes import FakeSite, Router, router
 from tests.fakes import FakeLauncher, write_model_directory
 from tests.runtime.conftest import site_config
 from tests.uploads import FORM, TINY, adapter_files, form
+from wire.finetunes import Finetune, FinetuneList
 from wire.headers import HOP_SECRET_ENV
 from wire.http.listen import bind
 
@@ -230,3 +235,27 @@ async def test_without_the_networks_secret_nothing_is_taken(tmp_path: Path, monk
     async with network(tmp_path) as (running, _):
         refused = await create(running)
         assert (refused["status"], HOP_SECRET_ENV in refused["errors"][0]["message"]) == (404, True)
+
+
+async def test_a_site_that_refuses_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetunes, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(finetunes, "TRY_AGAIN_S", 3600.0)
+    kept = FinetuneList("one", (Finetune("7", "owner", "", "tiny", "tone", is_whole=True),), ("7",))
+    asked: list[str] = []
+
+    async def exchange(method: str, site: str, path: str, **options: Any) -> SiteAnswer:
+        asked.append(method)
+        return SiteAnswer(200, msgspec.json.encode(kept)) if method == "GET" else SiteAnswer(503, b"{}")
+
+    site: Any = SimpleNamespace(
+        name="ams1", state="healthy", status=SimpleNamespace(finetunes="one"), round_trip=SimpleNamespace(ms=1.0)
+    )
+    nobodys: Any = SimpleNamespace(accounts=(), models=())
+    known: Any = finetunes.SiteFinetunes({"ams1": site}, DataPlaces(nobodys))
+    known.orders = SimpleNamespace(exchange=exchange)
+    running = asyncio.create_task(known.run())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert asked == ["GET", "DELETE", "GET"]
+    running.cancel()
+    await asyncio.wait([running])

@@ -1,5 +1,7 @@
 """WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
 
+import asyncio
+
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
@@ -174,8 +176,9 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
         async with wire(running.url) as client:
             await client.say(ASK)
             await running.until(lambda: bool(fakes[0].seen))
-        await running.until(lambda: not running.server.connections)
-        await running.until(lambda: running.proxy.selector.backends["ams1"].outstanding == 0)
+        async with asyncio.timeout(60):  # not only when the site is given up
+            await running.until(lambda: not running.server.connections)
+            await running.until(lambda: running.proxy.selector.backends["ams1"].outstanding == 0)
         fakes[0].go_on.set()
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from edge_router.ledger.sqlite_store import SqliteStore
+from edge_router.ledger.store import UsageQuery
+from tests.asgi import eventually
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
     CACHED_TOKENS,
@@ -92,6 +95,16 @@ async def test_a_stream_that_loses_its_site_is_written_down_once(
             assert (await response.read()).count(b"data: {") == 8
         (row,) = await usage(running, by="account,model,site,outcome")
         assert row == used(8, site="iad1", outcome="complete", reasoning_tokens=1)
+
+
+async def test_usage_is_written_down_without_anybodys_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = continued_stream(2)
+        async with running.chat(headers=ACME) as response:
+            await response.read()
+        store = SqliteStore(tmp_path / "usage.sqlite")
+        await eventually(lambda: [row["requests"] for row in store.usage(UsageQuery(by=("account",)))] == [1])
+        store.close()
 
 
 async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,12 @@ def test_what_a_model_could_have_counts_the_idle_and_its_share_of_the_busy() -> 
     assert a.lease.capacity() == (12, 12)
 
 
+def test_what_a_model_could_have_counts_what_is_free_beyond_its_share() -> None:
+    _, (a, b) = lend(6, "a", "b")
+    b.run(0, 2)
+    assert a.lease.capacity() == (10, 10)
+
+
 def test_a_block_of_more_than_half_a_slab_is_refused() -> None:
     allocator = SlabAllocator(4, SLAB, lambda slab: None)
     with pytest.raises(NoSlabsError, match="one block takes 51 bytes, more than half of a slab"):

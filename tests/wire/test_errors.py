@@ -1,8 +1,10 @@
 """Each word of the error table speaks both dialects."""
 
+import orjson
 import pytest
 
 from wire.errors import ERRORS, ApiError, Dialect, dialect_of
+from wire.sse import parse_event
 
 
 @pytest.mark.parametrize("word", ERRORS)
@@ -39,3 +41,31 @@ def test_retry_after_is_at_least_one_second() -> None:
 def test_the_path_tells_the_dialect() -> None:
     assert dialect_of("/client/v4/accounts/a/ai/run/m") is Dialect.WORKERS_AI
     assert dialect_of("/v1/models") is Dialect.OPENAI
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dialect: Dialect) -> None:
+    error = ApiError("overloaded", "Full.", param="n")
+    event = parse_event(error.event(dialect))
+    is_named = dialect in (Dialect.ANTHROPIC, Dialect.OPENAI_RESPONSES)
+    assert event.name == (b"error" if is_named else None)
+    told = orjson.loads(event.data or b"")
+    if dialect is Dialect.OPENAI_RESPONSES:
+        assert told == {"type": "error", "code": "overloaded", "message": "Full.", "param": "n"}
+    else:
+        assert told == error.body(dialect)
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [
+        ("/v1/chat/completions", Dialect.OPENAI),
+        ("/v1/messages", Dialect.ANTHROPIC),
+        ("/v1/responses", Dialect.OPENAI_RESPONSES),
+        ("/client/v4/accounts/a/ai/run/m", Dialect.WORKERS_AI),
+        ("/client/v4/accounts/a/ai/v1/chat/completions", Dialect.OPENAI),
+        ("/fn/f", Dialect.OPENAI),
+    ],
+)
+def test_every_path_has_a_dialect(path: str, dialect: Dialect) -> None:
+    assert dialect_of(path) is dialect

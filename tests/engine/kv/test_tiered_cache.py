@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -406,3 +407,29 @@ def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest
     assert rig.disk.num_dropped == 3
     assert len(rig.disk.disk) == 0
     assert all(name(n) in rig.host for n in range(3))
+
+
+class Store:
+    """The thread of a store that may be asked, or not."""
+
+    identity = "store"
+    rate = SimpleNamespace(bytes_per_s=0.0)
+
+    def __init__(self) -> None:
+        self.is_usable = True
+        self.asked: list[Sequence[bytes]] = []
+
+    def look_up(self, names: Sequence[bytes]) -> object:
+        self.asked.append(names)
+        return self
+
+
+def test_a_store_is_asked_only_while_it_answers(rig: Rig) -> None:
+    store = Store()
+    tiers = TieredCache(rig.host, rig.disk, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    assert (tiers.look_up([name(1)]), tiers.load().store) == (store, "store")
+    store.is_usable = False
+    assert (tiers.look_up([name(2)]), tiers.load().store) == (None, "")
+    assert store.asked == [[name(1)]]
+    assert rig.tiers.look_up([name(1)]) is None
+    tiers.close()

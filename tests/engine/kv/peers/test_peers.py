@@ -230,6 +230,18 @@ def test_two_reads_of_one_chain_both_end(hosts: Hosts) -> None:
     assert first.num_read + second.num_read == 4
 
 
+def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (peer_thread, block_server):
+        monkeypatch.setattr(module, "HEARTBEAT_S", 600.0)
+    hosts.server.begin("one")
+    waiting = hosts.read(7)
+    until(lambda: hosts.reader.num_open == 1)
+    hosts.compute(0)
+    assert hosts.take(hosts.read(0)) == 1
+    hosts.compute(7)
+    assert hosts.take(waiting) == 1
+
+
 def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
     hosts.server.begin("one")
     hosts.compute(0, 1)

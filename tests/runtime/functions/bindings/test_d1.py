@@ -230,6 +230,7 @@ async def test_a_script_may_have_a_statement_on_each_line(db: Face) -> None:
 def test_a_script_is_cut_at_semicolons_that_end_statements() -> None:
     assert statements_of(CUSTOMERS)[2].endswith("END;")
     assert statements_of("SELECT ';'; /* ; */ SELECT 1;;\n-- x;\n") == ["SELECT ';';", "/* ; */ SELECT 1;"]
+    assert statements_of(";SELECT 1;SELECT 2") == ["SELECT 1;", "SELECT 2"]
     assert statements_of("  ") == []
 
 

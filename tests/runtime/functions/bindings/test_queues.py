@@ -1,10 +1,12 @@
 """Queues against their file: what is sent is delivered, again where it failed, and after kill -9."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,6 +337,26 @@ async def test_a_function_that_cannot_be_asked_costs_a_message_no_attempt(wire: 
     await wired.env["QUEUE"].send("job")
     consumer = QueueConsumer(queue_of(wired, tmp_path), busy, SOON._replace(max_retries=0))
     await eventually(lambda: seen == [1, 1])
+    await consumer.close()
+
+
+async def test_nothing_is_kept_of_batches_that_are_over(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    batches: list[weakref.ref[asyncio.Task[Any]]] = []
+
+    async def deliver(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        batches.append(weakref.ref(task))
+        return {}
+
+    queue = queue_of(wired, tmp_path)
+    consumer = QueueConsumer(queue, deliver, SOON)
+    for number in (1, 2):
+        await wired.env["QUEUE"].send("job")
+        await eventually(lambda number=number: len(batches) == number)
+        await empty(queue)
+    await eventually(lambda: gc.collect() >= 0 and batches[0]() is None)
     await consumer.close()
 
 

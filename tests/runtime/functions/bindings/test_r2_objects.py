@@ -201,6 +201,7 @@ def test_what_s3_has_a_header_for_other_tools_can_read() -> None:
         "x-amz-storage-class": "STANDARD_IA",
     }  # fmt: skip
     assert described(Details(), {}) == {}
+    assert described(Details(HttpMetadata("text/plain")), {}) == {"content-type": "text/plain"}
 
 
 def test_metadata_is_as_large_as_s3_takes() -> None:

@@ -86,3 +86,21 @@ async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_star
     for task in leaving:
         task.cancel()
     assert await asyncio.wait_for(waiting, LIMIT_S) == b"here"
+
+
+async def test_who_waits_for_a_function_that_is_removed_hears_so_at_once(served: Served) -> None:
+    never = asyncio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        await never.wait()
+        yield b""
+
+    assert await served.get(method="POST", body=b"warm") == b"warm"
+    pool = served.functions.pools["f"]
+    asking = [asyncio.create_task(served.get(method="POST", body=late())) for _ in range(2)]
+    await eventually(lambda: pool.waiters.count == 1)
+    await asyncio.wait_for(pool.close(), LIMIT_S)
+    async with asyncio.timeout(LIMIT_S):
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(answer, Fault) for answer in answers), answers
+    assert (pool.waiters.is_closed, pool.waiters.count) == (True, 0)

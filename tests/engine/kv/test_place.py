@@ -1,0 +1,44 @@
+"""Where a model's KV blocks lie: what it was promised is its own, to the last slab; what it was not, it borrows."""
+
+import pytest
+import torch
+
+from engine.errors import CheckpointError
+from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
+from engine.kv.lease import Lease, Reservation
+from engine.kv.place import find_place
+from engine.kv.slab_allocator import SlabAllocator
+from engine.protocol import ModelSpec
+
+LAYOUT = CacheLayout([CachedLayer((CacheSegment("keys", 1, 8),))], 16, torch.float32)
+SLAB = 4 * LAYOUT.block_bytes
+
+
+def place(slabs: SlabAllocator, kv_tokens: int | None) -> Lease | Reservation:
+    return find_place(ModelSpec("m", "/m", kv_tokens=kv_tokens), LAYOUT, slabs, slabs.num_slabs * SLAB)
+
+
+@pytest.mark.parametrize(("kv_tokens", "num_slabs"), [(1, 1), (4 * 16, 1), (4 * 16 + 1, 2), (3 * 4 * 16, 3)])
+def test_what_was_promised_is_its_own(kv_tokens: int, num_slabs: int) -> None:
+    slabs = SlabAllocator(3, SLAB, lambda slab: None)
+    found = place(slabs, kv_tokens)
+    assert isinstance(found, Reservation)
+    assert len(found.slabs) == num_slabs
+
+
+@pytest.mark.parametrize("kv_tokens", [0, 3 * 4 * 16 + 1])
+def test_nothing_and_more_than_there_is_cannot_be_promised(kv_tokens: int) -> None:
+    with pytest.raises(CheckpointError, match=f"asks for {kv_tokens} tokens"):
+        place(SlabAllocator(3, SLAB, lambda slab: None), kv_tokens)
+
+
+def test_others_borrow_what_is_left_and_where_nothing_is_left_are_refused() -> None:
+    slabs = SlabAllocator(3, SLAB, lambda slab: None)
+    assert isinstance(place(slabs, 2 * 4 * 16), Reservation)
+    assert isinstance(place(slabs, None), Lease)
+    with pytest.raises(CheckpointError):
+        place(slabs, 1)  # the last is lent
+    full = SlabAllocator(1, SLAB, lambda slab: None)
+    place(full, 1)
+    with pytest.raises(CheckpointError, match="nothing of it is left to borrow"):
+        place(full, None)
