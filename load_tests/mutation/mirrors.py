@@ -331,7 +331,7 @@ _TESTS = {
     "runtime/functions/bindings/database.py": "runtime/functions/bindings/test_database",
     "runtime/functions/bindings/model_service.py": "runtime/functions/host/test_model_as_function",
     "runtime/functions/bindings/object_file.py": "runtime/functions/bindings/test_object_store runtime/functions/sdk/test_objects",
-    "runtime/functions/bindings/object_migrations.py": "runtime/functions/bindings/test_place",
+    "runtime/functions/bindings/object_migrations.py": "runtime/functions/bindings/test_place wire/test_durable",
     "runtime/functions/bindings/place.py": "runtime/functions/bindings/test_place",
     "runtime/functions/bindings/r2_headers.py": "runtime/functions/bindings/test_r2_objects runtime/functions/bindings/test_r2",
     "runtime/functions/bindings/r2_s3.py": "runtime/functions/bindings/test_r2_s3",

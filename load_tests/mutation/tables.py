@@ -3,6 +3,7 @@
 from load_tests.mutation.again import AGAIN
 from load_tests.mutation.dangerous import DANGEROUS
 from load_tests.mutation.dangerous_again import DANGEROUS_AGAIN
+from load_tests.mutation.dangerous_once_more import DANGEROUS_ONCE_MORE
 from load_tests.mutation.dangerous_redrawn import DANGEROUS_REDRAWN
 from load_tests.mutation.drawn import DRAWN
 from load_tests.mutation.fresh import FRESH
@@ -21,4 +22,5 @@ SETS: dict[str, tuple[Mutant, ...]] = {
     "dangerous": DANGEROUS,
     "dangerous-redrawn": DANGEROUS_REDRAWN,
     "dangerous-again": DANGEROUS_AGAIN,
+    "dangerous-once-more": DANGEROUS_ONCE_MORE,
 }
