@@ -24,8 +24,8 @@ DANGEROUS_ONCE_MORE = (
     ),
     Mutant(
         "runtime/admission.py",
-        'message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"\n            raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)',
-        'message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"\n            ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)',
+        'times its KV cache; try again later"\n            raise ApiError("overloaded", message',
+        'times its KV cache; try again later"\n            ApiError("overloaded", message',
         "a model's queue has no end",
     ),
     Mutant(

@@ -70,6 +70,19 @@ def test_a_router_begins_with_what_its_ledger_has_of_the_day() -> None:
     assert kept.reserve("acme", 10, 0)
 
 
+def test_a_day_began_at_midnight_by_utc_and_may_be_years_from_any_other() -> None:
+    clock = Clock()
+    clock.now = 20_000.5 * DAY_S
+    kept = quotas(clock, tokens_per_day=100)
+    assert kept.day_began_s == 20_000 * DAY_S
+    clock.advance(DAY_S / 2 - 1)
+    kept.reserve("acme", 1, 0)
+    assert kept.day_began_s == 20_000 * DAY_S
+    clock.advance(1)
+    kept.reserve("acme", 1, 0)
+    assert kept.day_began_s == 20_001 * DAY_S
+
+
 def test_what_functions_used_yesterday_is_not_todays() -> None:
     clock = Clock()
     kept = quotas(clock, tokens_per_day=100)

@@ -137,7 +137,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
 
 @pytest.mark.skipif(OWN_NICE >= 19, reason="the site gives way already")
 def test_what_a_process_has_forked_gives_way_with_it() -> None:
-    command = ["sh", "-c", "cat & echo $!; wait"]
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # ended below
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as started:
         assert started.stdout is not None
         forked = int(started.stdout.readline())
