@@ -1,5 +1,6 @@
 """The host tier: what it holds, what gives way, what a kill -9 leaves, and who may own it."""
 
+import errno
 import os
 import random
 import shutil
@@ -173,6 +174,19 @@ def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
     assert tier.limit_bytes == 4 * STRIDE
     assert [n for n in range(8) if name(n) in tier] == [3, 5, 6, 7]
     assert caplog.text.count("makes do with") == 1
+
+
+def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
+    tier: HostTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: SlotFile, index: int) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SlotFile, "provide", full)
+        assert not any(put(tier, n) for n in range(20))  # twice as often as there are slots
+    assert put(tier, 20)
+    assert read(tier, 20) == content(20)
 
 
 def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
