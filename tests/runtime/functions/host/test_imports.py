@@ -47,9 +47,10 @@ def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace
     assert sorted(found) == [f"more_{number}" for number in range(4)]
     assert not any(name.endswith("_0") and not name.startswith("more") for name in imports.imports_of(manifest))
     parse, read = ast.parse, list[bytes]()
-    monkeypatch.setattr(ast, "parse", lambda source: (read.append(source), parse(source))[1])
     for most in (0, 1, 5, 100):
-        monkeypatch.setattr(imports, "MAX_SOURCES", most)
         read.clear()
-        imports.imports_of(manifest)
+        with monkeypatch.context() as patched:
+            patched.setattr(ast, "parse", lambda source: (read.append(source), parse(source))[1])
+            patched.setattr(imports, "MAX_SOURCES", most)
+            imports.imports_of(manifest)
         assert len(read) == min(most, 7)
