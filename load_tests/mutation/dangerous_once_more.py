@@ -200,7 +200,7 @@ DANGEROUS_ONCE_MORE = (
         "wire/forms.py",
         'if not content_type.lower().startswith("multipart/form-data"):',
         "if False:",
-        "what is no form is a fault of the router's",
+        "what is no form is read as one",
     ),
     Mutant(
         "wire/usage.py",
