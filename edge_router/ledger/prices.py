@@ -64,4 +64,4 @@ class PriceList:
 
 
 def _of_one(per_million: float) -> str:
-    return f"{per_million / TOKENS:.15f}".rstrip("0").rstrip(".") or "0"
+    return f"{per_million / TOKENS:.15f}".rstrip("0").rstrip(".")

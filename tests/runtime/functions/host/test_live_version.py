@@ -1,9 +1,12 @@
 """Of a function's versions one has the function's queues, clocks and bindings at a time."""
 
+from pathlib import Path
 from typing import Any, cast
 
 from runtime.functions.host.site import SiteFunctions
+from runtime.functions.manifest import load_manifest
 from tests.asgi import eventually
+from tests.runtime.functions.conftest import ServedMaker
 
 
 class Bindings:
@@ -26,3 +29,19 @@ async def test_the_version_before_stops_when_another_is_live() -> None:
     await eventually(lambda: versions["f@2"].told == ["start", "stop"])
     assert versions["f@1"].told.count("start") == 2
     assert versions["f@1"].told.count("stop") == 1
+
+
+async def test_a_version_with_a_name_of_its_own_stands_beside_the_others(
+    make_served: ServedMaker, tmp_path: Path
+) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"')
+    manifest = load_manifest(tmp_path)
+    async with make_served(tier=1) as served:
+        pools, seen = served.functions.pools, []
+        for name in (None, "f@1", "f@2", "f@1"):
+            served.functions.add(manifest, name=name)
+            seen.append(pools[name or "f"])
+        assert pools == {"f": seen[0], "f@1": seen[3], "f@2": seen[2]}
+        served.functions.remove("f@1")
+        assert pools == {"f": seen[0], "f@2": seen[2]}
