@@ -249,6 +249,12 @@ def test_what_a_model_could_have_counts_the_idle_and_its_share_of_the_busy() -> 
     assert a.lease.capacity() == (12, 12)
 
 
+def test_models_without_work_have_no_share() -> None:
+    _, (a, b, *_) = lend(6, "a", "b", "idle", "idle too")
+    b.run(0, 12)
+    assert a.lease.capacity() == (6, 6)
+
+
 def test_what_a_model_could_have_counts_what_is_free_beyond_its_share() -> None:
     _, (a, b) = lend(6, "a", "b")
     b.run(0, 2)
