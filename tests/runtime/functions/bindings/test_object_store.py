@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.bindings import object_store
+from runtime.functions.bindings import object_file, object_store
 from runtime.functions.bindings.binding import BindingError, Services
 from runtime.functions.bindings.database import Databases
 from runtime.functions.bindings.durable_objects import ObjectStorage
@@ -127,6 +127,18 @@ async def test_a_full_storage_says_so_and_what_was_kept_stays(binding: ObjectSto
     await again("commit")
     await again("put", entries={"room": b"x" * 50_000})
     await again("commit")
+
+
+async def test_a_statement_that_runs_for_too_long_is_stopped_and_says_so(
+    binding: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_file, "TIME_LIMIT_S", 0.05)
+    storage = await Storage(binding).start()
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    with pytest.raises(BindingError, match="ran for too long") as caught:
+        await storage("sql", sql=endless)
+    assert (caught.value.code, caught.value.status) == ("timeout", 408)
+    assert (await storage("sql", sql="SELECT 1"))["rows"] == [[1]]
 
 
 async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(binding: ObjectStorage) -> None:
