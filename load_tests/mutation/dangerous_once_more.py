@@ -1,6 +1,7 @@
 """Sixty changes more, drawn as those of dangerous_again.py were with another seed (20261127), one in each of sixty other places, before the tests for
-what those had left unnoticed were there. The tests noticed 52 when they were first tried: 50 of the 57 of the record, whose other three were no programs as
-they were written, and two of these. One had dropped a part without effect, which is gone; the others have tests of their own since."""
+what those had left unnoticed were there. The tests noticed 52 when they were first tried: 50 of the 57 of the record, whose other three were no
+programs as they were written, and two of these. One had dropped a part without effect, which is gone; the others have tests of their own since.
+"""
 
 from load_tests.mutation.mutant import Mutant
 

@@ -235,7 +235,7 @@ def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch:
         monkeypatch.setattr(module, "HEARTBEAT_S", 600.0)
     hosts.server.begin("one")
     waiting = hosts.read(7)
-    until(lambda: hosts.reader.num_open == 1)
+    until(lambda: hosts.reader.num_heard == 1)  # of its greeting; nothing more comes
     hosts.compute(0)
     assert hosts.take(hosts.read(0)) == 1
     hosts.compute(7)
