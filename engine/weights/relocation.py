@@ -64,8 +64,8 @@ class PendingRelocation(Generic[ModelT]):
 
 
 class Relocation(Generic[ModelT]):
-    """A thread that ends by itself when the model has moved, or cannot. A bundle that it has begun it finishes even when the model has been closed
-    meanwhile, since the model will wake from it."""
+    """A thread that ends by itself when the model has moved, or cannot. A bundle it finishes even when the model has been closed meanwhile, since
+    the model will wake from it."""
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class Relocation(Generic[ModelT]):
             coding = None
         tensors = CodedTensors(pending.tensors, {} if coding is None else coding.matrices)
         for _ in self._slowly(tensors.survey()):
-            self._check_needed()
+            if pending.path is None:
+                self._check_needed()
         if coding is None:
             return pending.bundle, tensors
         return lay_out(coding.identity, pending.bundle.facts, tensors.specs), tensors

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,24 @@ def test_every_family_answers_the_same_before_and_after_its_move_and_when_it_wak
     again = load(tmp_path, kept_at, memory, "always")
     assert again.engine.info.mapped
     assert_same(answers(again, close=True), expected)
+
+
+def test_a_model_that_is_let_go_while_its_weights_are_looked_through_still_gets_its_bundle(
+    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path, dtype=torch.bfloat16)
+    held, survey = threading.Event(), CodedTensors.survey
+
+    def held_back(tensors: CodedTensors) -> Iterator[str]:
+        assert held.wait(60)
+        yield from survey(tensors)
+
+    monkeypatch.setattr(CodedTensors, "survey", held_back)
+    loaded = load(tmp_path, kept_at, memory, "always")
+    loaded.close()
+    held.set()
+    assert not has_moved(loaded)
+    assert load(tmp_path, kept_at, memory, "always").engine.info.mapped
 
 
 def test_sequences_under_way_while_the_weights_move_notice_nothing(tmp_path: Path, memory: KvMemory) -> None:
