@@ -14,7 +14,10 @@ from typing import Any
 
 import psutil
 
-_SETTINGS = ("listen_addresses=", "fsync=off", "shared_buffers=16MB", "max_connections=30")
+_SETTINGS = (
+    "listen_addresses=", "fsync=off", "shared_buffers=16MB", "max_connections=30",
+    "dynamic_shared_memory_type=mmap",  # in its folder: what a killed one leaves in /dev/shm nobody removes
+)  # fmt: skip
 
 
 class Postgres:
