@@ -32,15 +32,15 @@ _LEAST_GAIN = 1.15  # of torch's: a step with a product of its cannot be recorde
 _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
-Product = Callable[[torch.Tensor, torch.Tensor], object]  # x, weight
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule], object]
+ProductForm = Callable[[torch.Tensor, torch.Tensor], object]  # x, weight
+AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule], object]
 
 
 class Forms(NamedTuple):
-    """One library's."""
+    """What is measured, as one of the two libraries computes it."""
 
-    product: Product
-    attention: Attention
+    product: ProductForm
+    attention: AttentionForm
 
 
 class Limits(NamedTuple):
