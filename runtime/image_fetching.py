@@ -39,7 +39,10 @@ class ImageFetcher:
                     location = dict(answer.value["headers"]).get("location")
                     if answer.value["status"] // 100 != 3 or location is None:
                         return await _read(answer, most_bytes)
-                    url = urljoin(url, location)
+                    try:
+                        url = urljoin(url, location)
+                    except ValueError:
+                        raise BadImageError("has a URL that is none") from None
                     self._check_host(url)
         except Failure as failure:
             if failure.code == "egress_denied":

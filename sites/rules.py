@@ -1,11 +1,10 @@
 """Rules for single values of the configuration files, beyond their types. Each rule raises ValueError with a sentence that says what to change.
 
-Knows no table and no file. urllib and ipaddress cost a start nothing: pathlib has imported both.
+Knows no table and no file.
 """
 
 import re
 from ipaddress import ip_address, ip_network
-from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
 
@@ -51,10 +50,27 @@ def is_a_speculation(words: str) -> None:
         raise ValueError(f"{words!r} names several drafters that have weights; one is loaded")
 
 
-def is_http(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+def is_http(url: str | None) -> None:
+    if url is not None and not _is_at_server(url, "/?"):
         raise ValueError("must be http(s)://host[:port] without a path")
+
+
+def is_http_place(url: str) -> None:
+    """A server, or a path there."""
+    if not _is_at_server(url, r"(?:/[^\s?#]*)?"):
+        raise ValueError("must be http(s)://host[:port], with or without a path")
+
+
+def _is_at_server(url: str, path: str) -> bool:
+    found = re.fullmatch(rf"(?i:https?)://(?:[^\s/?#@:\[\]]+|\[[0-9a-fA-F:.]+\])(?::(\d{{1,5}}))?{path}", url)
+    return found is not None and 0 < int(found[1] or 80) < 65536
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -67,7 +83,7 @@ def is_loopback(host: str) -> bool:
 
 def are_host_names(hosts: tuple[str, ...]) -> None:
     for host in hosts:
-        if not re.fullmatch(r"[a-zA-Z0-9._-]+|[0-9a-fA-F:]+", host):
+        if not (re.fullmatch(r"[a-zA-Z0-9._-]+", host) or _is_address(host)):
             raise ValueError(f"{host!r} is no host name; write app.example.com, without a scheme or a port")
 
 

@@ -23,7 +23,7 @@ from sites.config import (
     read,
 )
 from sites.images import ImagesConfig
-from sites.rules import can_stand_together, is_a_device, is_a_speculation, is_http, refuse_twice
+from sites.rules import can_stand_together, is_a_device, is_a_speculation, is_http, is_http_place, refuse_twice
 from sites.table import Rules, Table
 
 LOCAL = Path(__file__).parent / "local"
@@ -419,7 +419,9 @@ class FunctionConfig(Table, frozen=True, kw_only=True):
 class R2StoreConfig(Table, frozen=True, kw_only=True):
     """A bucket of R2 whose objects lie at an S3 endpoint. Its credentials are the site's; functions never see them."""
 
-    endpoint: Annotated[str, Meta(pattern="^https?://[^/]+", description="such as https://s3.eu-west-1.amazonaws.com")]
+    rules: ClassVar[Rules] = {"endpoint": is_http_place}
+
+    endpoint: Annotated[str, Meta(description="such as https://s3.eu-west-1.amazonaws.com")]
     region: Annotated[str, Meta(description="as the endpoint wants it signed")] = "auto"
     bucket: Annotated[str | None, Meta(description="its name there, where that is another one")] = None
     path_style: Annotated[bool, Meta(description="the bucket in the path; false: in the host's name")] = True
@@ -440,6 +442,8 @@ Shareable = Annotated[str, Meta(pattern=r"^(kv|d1|r2|queue|rate_limit|service|pr
 
 class FunctionsConfig(Table, frozen=True, kw_only=True):
     """The functions of a site, and what each of them may use."""
+
+    rules: ClassVar[Rules] = {"deployments": is_http}
 
     serve: tuple[FunctionConfig, ...] = ()
     directory: Annotated[

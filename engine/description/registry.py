@@ -1,23 +1,9 @@
 """From `architectures` in config.json to what it describes, of models that the engine runs and of some that can only be planned for."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
-from engine.description import (
-    bert,
-    deepseek_v3,
-    gemma3,
-    glm4_moe,
-    gpt_oss,
-    llama,
-    llama4,
-    mistral,
-    mixtral,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    roberta,
-)
 from engine.description.shapes import ImageBytes
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
@@ -69,24 +55,36 @@ class ArchitectureConfig(Protocol):
 
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
-PARSERS: dict[str, Parse] = {
-    "BertModel": bert.parse_config,
-    "DeepseekV3ForCausalLM": deepseek_v3.parse_config,
-    "Gemma3ForCausalLM": gemma3.parse_config,
-    "Glm4MoeForCausalLM": glm4_moe.parse_config,
-    "GptOssForCausalLM": gpt_oss.parse_config,
-    "KimiK25ForConditionalGeneration": deepseek_v3.parse_config,
-    "Llama4ForCausalLM": llama4.parse_config,
-    "Llama4ForConditionalGeneration": llama4.parse_config,
-    "LlamaForCausalLM": llama.parse_config,
-    "MistralForCausalLM": mistral.parse_config,
-    "MixtralForCausalLM": mixtral.parse_config,
-    "Qwen2ForCausalLM": qwen2.parse_config,
-    "Qwen3ForCausalLM": qwen3.parse_config,
-    "Qwen3MoeForCausalLM": qwen3_moe.parse_config,
-    "RobertaModel": roberta.parse_config,
-    "XLMRobertaModel": roberta.parse_config,
+# The module here that reads each; imported for a model that is there, as all of them together are a tenth of what a site imports.
+_MODULES = {
+    "BertModel": "bert",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Gemma3ForCausalLM": "gemma3",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "RobertaModel": "roberta",
+    "XLMRobertaModel": "roberta",
 }
+
+
+def _parser(module: str) -> Parse:
+    def parse_config(config: Mapping[str, Any]) -> ArchitectureConfig:
+        parsed: ArchitectureConfig = import_module(f"engine.description.{module}").parse_config(config)
+        return parsed
+
+    return parse_config
+
+
+PARSERS = {name: _parser(module) for name, module in _MODULES.items()}
 
 
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:

@@ -24,11 +24,15 @@ class Api:
     def __init__(self, url: str, timeout_s: float = 600.0, key: str | None = None) -> None:
         """`key`: the environment's by default."""
         self._key = os.environ.get(API_KEY_ENV, "") if key is None else key
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("http", "https"):
             raise CliError(f"{url!r} is not a URL like {DEFAULT_URL}.")
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._host, self._port, self._timeout_s = parts.hostname, parts.port, timeout_s
+        self._host, self._port, self._timeout_s = host, port, timeout_s
         self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def probe(self, path: str) -> tuple[int, bytes] | None:

@@ -32,8 +32,12 @@ class Remote(NamedTuple):
         """Parse a source; None for what is no URL. Raises FetchError."""
         if not source.startswith(("http://", "https://")):
             return None
-        parts = urlsplit(source)
-        if not parts.hostname or parts.query or parts.username:
+        try:
+            parts = urlsplit(source)
+            is_usable = bool(parts.hostname and not parts.query and not parts.username and parts.port != 0)
+        except ValueError:
+            is_usable = False
+        if not is_usable:
             raise FetchError(f"{source} cannot be used: write https://host/folder, or https://host/folder#sha256=...")
         pin = _PIN.fullmatch(parts.fragment)
         if parts.fragment and pin is None:

@@ -264,7 +264,9 @@ async def test_without_its_server_the_last_version_serves_on(server: Server, mon
     ("source", "sentence"),
     [("http://host/m", "over plain http anybody may change it"), ("https://host/m#sha256=abc", "64 hexadecimal digits"),
      ("https://host/m#md5=abc", "64 hexadecimal digits"), ("https:///m", "write https://host/folder"),
-     ("https://host/m?a=b", "write https://host/folder"), ("https://me:pw@host/m", "write https://host/folder")],
+     ("https://host/m?a=b", "write https://host/folder"), ("https://me:pw@host/m", "write https://host/folder"),
+     ("https://[::1/m", "write https://host/folder"), ("https://host:x/m", "write https://host/folder"),
+     ("https://host:70000/m", "write https://host/folder")],
 )  # fmt: skip
 def test_a_url_that_cannot_be_used_is_a_sentence(source: str, sentence: str) -> None:
     with pytest.raises(SourceError, match=sentence):

@@ -58,10 +58,12 @@ async def test_a_file_is_fetched_through_redirects_within_the_allowed_hosts() ->
         ("https://images.example/large", "is larger than"),
         ("https://images.example/gone", "its host answered 404"),
         ("https://[", "has a URL that is none"),
+        ("https://images.example/nowhere", "has a URL that is none"),
     ],
 )
 async def test_what_leads_elsewhere_or_is_too_large_is_refused(url: str, words: str) -> None:
     world = World(
+        nowhere=(302, "https://["),
         away=(302, "https://evil.example/a"), plain=(302, "http://images.example/a"), circle=(302, "circle"), large=(200, b"0" * 11), gone=(404, b"")
     )  # fmt: skip
     with pytest.raises(BadImageError, match=words.replace("(", r"\(")):

@@ -26,12 +26,13 @@ PASS: list[tuple[Callable[[Any], None], tuple[Any, ...], tuple[Any, ...]]] = [
     (
         rules.is_http,
         ("http://h", "https://h:1", "http://h/", "http://[::1]:8"),
-        ("h", "ftp://h", "http://", "http://h/x", "//h", "http:///"),
+        ("h", "ftp://h", "http://", "http://h/x", "//h", "http:///", "http://h:70000", "http://h:x", "http://h:0", "http://h?a=1", "http://h#a",
+         "http://user:key@h", "http://a b", "http://h\n", "http://[::1"),
     ),
     (
         rules.are_host_names,
         ((), ("app.example.com", "a_b-1", "2001:db8::1")),
-        (("https://a",), ("app:1",), ("127.0.0.1:1",), ("a/b",), ("",), ("a", "b c"), ("a\n",)),
+        (("https://a",), ("app:1",), ("127.0.0.1:1",), ("a:1",), ("a/b",), ("",), ("a", "b c"), ("a\n",)),
     ),
     (
         rules.are_origins,

@@ -180,7 +180,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"functions": {"egress_allow": ["h", 1]}}, "functions.egress_allow.1: must be a string, not 1"),
         (
             {"functions": {"r2": {"photos": {"endpoint": "s3"}}}},
-            "functions.r2.photos.endpoint: must match ^https?://[^/]+, which 's3' does not",
+            "functions.r2.photos.endpoint: must be http(s)://host[:port], with or without a path",
         ),
         (
             {"functions": {"r2": {"photos": {"endpoint": "http://h", "regoin": ""}}}},

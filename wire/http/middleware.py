@@ -5,6 +5,7 @@ A browser runs anybody's code next to what listens on this machine alone. A page
 ones. What other pages may read (CORS) is what the configuration says.
 """
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import ip_address
@@ -21,6 +22,8 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # What a page may post to anybody without a preflight (the Fetch standard's safelisted types); no type at all is such a one.
 FORM_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 PREFLIGHT_S = 600
+
+_AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{0,5}))?")
 
 
 class Origins:
@@ -41,9 +44,11 @@ class Origins:
 
     def refusal(self, method: str, headers: Pairs) -> ApiError | None:
         """None: the request may pass."""
+        host, origin = _first(headers, b"host"), _first(headers, b"origin")
+        if host and not _is_authority(host):  # who reads a URL with it would take it for something else
+            return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
             return None
-        host, origin = _first(headers, b"host"), _first(headers, b"origin")
         if host is not None and not self._is_known(name := _host_of(f"//{host}")):
             shown = (name or host)[:100]
             sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
@@ -157,6 +162,13 @@ def _first(headers: Pairs, name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+@lru_cache(64)
+def _is_authority(host: str) -> bool:
+    """Tell whether it is RFC 3986's host, and a port."""
+    found = _AUTHORITY.fullmatch(host)
+    return found is not None and int(found[1] or 0) < 65536
 
 
 @lru_cache(64)  # most requests have the host of the one before: 20 us for what is looked up in a dictionary

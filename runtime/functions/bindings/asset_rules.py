@@ -65,7 +65,10 @@ class AssetRules:
             to = _filled(rule.to, found)
             if rule.code == 200:
                 return Rewrite(urlsplit(to).path)
-            target = urlsplit(to)
+            try:
+                target = urlsplit(to)
+            except ValueError:  # what the path has in the place of a host is none
+                return None
             if parts.query and not target.query:
                 to = target._replace(query=parts.query).geturl()
             return rule.code, to

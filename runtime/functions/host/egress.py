@@ -95,9 +95,9 @@ class Egress:
                 raise Failure(f"fetch of {url} was redirected", code="redirected", status=502, name="TypeError")
             if body is not None and response.status in (307, 308):
                 raise Failure("a streamed body cannot be sent again after a redirect", code="redirected", status=502)
-            if urlsplit(urljoin(url, location))[:2] != urlsplit(url)[:2]:
+            before, url, redirected = url, _target(url, location), True
+            if urlsplit(url)[:2] != urlsplit(before)[:2]:
                 headers = [pair for pair in headers if pair[0].lower() not in ("authorization", "cookie")]
-            url, redirected = urljoin(url, location), True
             if response.status == 303 or (response.status in (301, 302) and method == "POST"):
                 method, data = "GET", None
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
@@ -146,15 +146,15 @@ class Egress:
             return await _connected(found)
 
     def check_url(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            raise _no_url(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Failure(
                 f"fetch takes http and https URLs, and not {url[:200]!r}", code="bad_url", status=400, name="TypeError"
             )
-        try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
-            raise Failure(f"{url[:200]!r} is no URL", code="bad_url", status=400, name="TypeError") from None
         self._check_place(parts.hostname, port)
 
     def _check_place(self, host: str, port: int) -> None:
@@ -253,6 +253,18 @@ def _failed(url: str, error: Exception) -> Failure:
         return _refusal(str(denied))
     reason = str(error) or type(error).__name__
     return Failure(f"fetch of {url} failed: {reason}", code="fetch_failed", status=502, name="TypeError")
+
+
+def _target(url: str, location: str) -> str:
+    """Return where a redirect leads. Raises Failure."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise _no_url(location) from None
+
+
+def _no_url(text: str) -> Failure:
+    return Failure(f"{text[:200]!r} is no URL", code="bad_url", status=400, name="TypeError")
 
 
 def _refusal(why: str) -> Failure:

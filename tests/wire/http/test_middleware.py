@@ -29,12 +29,22 @@ def test_a_local_listener_answers_to_local_and_configured_names(host: bytes) -> 
 
 @pytest.mark.parametrize(
     "host",
-    [b"evil.example", b"evil.example:8787", b"", b"localhost.evil.example", b"127.0.0.1.evil.example", b"127.0.0.1@evil.example",
-     b"192.0.2.1", b"[::1", b"evil.example#127.0.0.1", b"localhost.", b"0.0.0.0"],
+    [b"evil.example", b"evil.example:8787", b"", b"localhost.evil.example", b"127.0.0.1.evil.example",
+     b"192.0.2.1", b"localhost.", b"0.0.0.0"],
 )  # fmt: skip
 def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
     assert refused(LOCAL, host=host) == 421
     assert refused(Origins(is_local=False), host=host) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"[::1", b"[", b"localhost:70000", b"localhost:x", b"localhost/a", b"evil.example#127.0.0.1", b"a?b", b"127.0.0.1@evil.example", b"a b",
+     b"a\\b", b"caf\xe9"],
+)  # fmt: skip
+def test_no_listener_takes_a_host_that_is_none(host: bytes) -> None:
+    """A function's request.url is made of it."""
+    assert refused(LOCAL, host=host) == refused(Origins(is_local=False), host=host) == 400
 
 
 @pytest.mark.parametrize(

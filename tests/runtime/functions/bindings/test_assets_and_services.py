@@ -174,6 +174,7 @@ REDIRECTS = """
 /u/:user/posts/:post /about?user=:user&post=:post 307
 /app/* /index.html 200
 /away https://example.com/?a=b
+/at/:host/* https://:host/:splat
 /bad
 /worse /about 999
 nonsense /about
@@ -210,10 +211,11 @@ async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
         "/about": (200, "<about.html>"),
         "/_redirects": (404, ""),
     }
+    expected["/at/[/a"] = (404, "")  # a host that is none
     for path, wanted in expected.items():
         assert await answered(assets, path, redirect="manual") == wanted, path
     assert [line.split(" is left out")[0] for line in caplog.messages] == [
-        f"_redirects, line {number}" for number in (8, 9, 10, 11)
+        f"_redirects, line {number}" for number in (9, 10, 11, 12)
     ]
 
 

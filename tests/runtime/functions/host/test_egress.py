@@ -127,7 +127,7 @@ def test_what_the_site_file_allows_at_a_port_is_allowed_there_and_a_url_without_
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://8.8.8.8/", "//8.8.8.8/", "http:///x", "http://8.8.8.8:x/", "http://8.8.8.8:70000/"]
+    "url", ["ftp://8.8.8.8/", "//8.8.8.8/", "http:///x", "http://8.8.8.8:x/", "http://8.8.8.8:70000/", "http://[::1"]
 )
 def test_what_is_no_url_of_the_web_is_refused_by_name(url: str) -> None:
     with pytest.raises(Failure) as refused:
@@ -239,6 +239,13 @@ async def test_a_function_says_what_becomes_of_a_redirect_and_none_goes_on_for_e
         with pytest.raises(Failure, match="gave up after 2 redirects"):
             await fetched(here + "/")
     assert len(heard) == 5
+
+
+@pytest.mark.parametrize("location", ["http://[", "http://h:x/"])
+async def test_a_redirect_to_what_is_no_url_fails_by_name(location: str) -> None:
+    async with far_side(f"HTTP/1.1 302 Found\r\nlocation: {location}\r\n".encode()) as (here, _):
+        with pytest.raises(Failure, match="is no URL"):
+            await fetched(here + "/")
 
 
 async def test_a_redirect_is_judged_as_any_other_address() -> None:

@@ -1,0 +1,16 @@
+"""What the command line takes for a server's URL."""
+
+import pytest
+
+from runtime.cli.api import Api
+from runtime.cli.errors import CliError
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "", "http://", "http://h:x", "http://h:70000", "http://[::1"])
+def test_what_is_no_url_is_refused_with_one_that_is(url: str) -> None:
+    with pytest.raises(CliError, match="is not a URL like"):
+        Api(url)
+
+
+def test_a_scheme_may_be_left_out() -> None:
+    assert Api("h:1").url == "http://h:1"
