@@ -7,6 +7,8 @@ import msgspec
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
+SIZES, MOST = ("_gib", "_mib"), 1e9
+
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of a file. Beyond the types, `rules` judge one field each and `agree` all of them together; both raise ValueError."""
@@ -16,6 +18,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         for field, rule in self.rules.items():
             rule(getattr(self, field))
+        for field in self.__struct_fields__:
+            if field.endswith(SIZES) and (getattr(self, field) or 0) > MOST:
+                raise ValueError(f"{field} is more than any machine has: leave it out, or name a size")
         self.agree()
 
     def agree(self) -> None:
