@@ -19,7 +19,7 @@ from edge_router.batches.lines import (
     read_queued,
 )
 from edge_router.batches.queue import BatchQueue
-from edge_router.batches.store import WITHIN_S, BatchCounts, StoredBatch, StoredFile, batch_fields, file_fields
+from edge_router.batches.store import INPUT, WITHIN_S, BatchCounts, StoredBatch, StoredFile, batch_fields, file_fields
 from edge_router.downstream import Downstream
 from edge_router.proxy import Proxy
 from wire.credentials import owner_of, tenant_of
@@ -62,11 +62,26 @@ class BatchRoutes:
                 raise ApiError(
                     "not_found", "this router keeps no batches: ledger.directory of its file says where it would"
                 )
-            told = await client.while_present(_Asked(self._queue, client, body).answer())
-            # Bytes are the answers of a batch.
-            content = told if isinstance(told, bytes) else await self._queue.do(orjson.dumps, told)
-        kind = "application/octet-stream" if isinstance(told, bytes) else "application/json"
-        await client.respond(200, [("content-type", kind), ("content-length", str(len(content)))], content)
+            await client.while_present(self._answer(client, self._queue, _Asked(self._queue, client, body)))
+
+    async def _answer(self, client: Downstream, queue: BatchQueue, asked: "_Asked") -> None:
+        told = await asked.answer()
+        if isinstance(told, StoredFile):
+            return await _send_content(client, queue, told)
+        body = await queue.do(orjson.dumps, told)
+        await client.respond(200, [("content-type", "application/json"), ("content-length", str(len(body)))], body)
+
+
+async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile) -> None:
+    """Send a file part by part: a night's answers may be more than a router has memory for."""
+    length = ("content-length", str(file.num_bytes))
+    await client.start_stream(200, [("content-type", "application/octet-stream"), length])
+    part, behind = await queue.do(queue.store.part, file)
+    while behind:
+        await client.write(part)
+        part, behind = await queue.do(queue.store.part, file, behind)
+    await client.write(part)
+    await client.end_stream()
 
 
 class _Asked:
@@ -87,8 +102,8 @@ class _Asked:
         query = parse_qs(head.target.partition("?")[2])
         self._query = {name: values[-1] for name, values in query.items()}
 
-    async def answer(self) -> Fields | bytes:
-        """Raises ApiError."""
+    async def answer(self) -> Fields | StoredFile:
+        """Return what is told, or the file whose content is. Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()
@@ -119,20 +134,20 @@ class _Asked:
         form = await read_form(self._head.header("content-type"), body())
         try:
             file, purpose = file_in(form), form.get("purpose")
-            if not isinstance(purpose, str) or purpose.strip() != "batch":
+            if not isinstance(purpose, str) or purpose.strip() != INPUT:
                 sentence = "the form's field purpose must be batch: files are kept for nothing else"
                 raise ApiError("invalid_request", sentence, param="purpose")
             name, content = (file.filename or "")[:256], await file.read()
         finally:
             await form.close()
         queue = self._queue
-        return file_fields(await queue.do(queue.store.add_file, self._owner, name, "batch", content, queue.now_s))
+        return file_fields(await queue.do(queue.store.add_file, self._owner, name, INPUT, content, queue.now_s))
 
-    async def _file(self, name: str, method: str, verb: str | None) -> Fields | bytes:
+    async def _file(self, name: str, method: str, verb: str | None) -> Fields | StoredFile:
         queue = self._queue
         file = await queue.do(queue.store.file, name, self._owner)
         if method == "GET":
-            return file_fields(file) if verb is None else await queue.do(queue.store.content, file)
+            return file_fields(file) if verb is None else file
         if verb is not None:
             raise ApiError("method_not_allowed", f"{self._head.path[:200]} does not take {method}")
         await queue.do(queue.store.delete_file, file)
@@ -149,7 +164,12 @@ class _Asked:
         if not isinstance(name, str):
             raise ApiError("invalid_request", "input_file_id must name a file", param="input_file_id")
         _check_metadata(metadata)
-        content = await queue.do(queue.store.content, await queue.do(queue.store.file, name, self._owner))
+        file = await queue.do(queue.store.file, name, self._owner)
+        if file.purpose != INPUT:
+            raise ApiError(
+                "invalid_request", "input_file_id names what another batch has answered", param="input_file_id"
+            )
+        content = await queue.do(queue.store.content, file)
         lines, faults = await queue.do(read_lines, content, endpoint)
         batch = self._batch(f"batch_{secrets.token_hex(12)}", self._found["before"] + endpoint, name)
         batch = batch._replace(metadata=None if metadata is None else orjson.dumps(metadata).decode())
@@ -196,7 +216,7 @@ class _Asked:
 
     def _responses(self, batch: StoredBatch) -> list[Fields]:
         answers = enumerate(self._queue.store.answers(batch))
-        return [queued_response(i, asked, status, answer) for i, (_, asked, status, answer) in answers]
+        return [queued_response(i, asked, status, answer) for i, (_, _, asked, status, answer) in answers]
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
         """Tell a page of what is listed, each in the store's thread."""

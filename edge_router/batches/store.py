@@ -19,7 +19,9 @@ WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
 MOST_WAITING = 100_000  # requests of one owner
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
+PART_BYTES = 1 << 20  # of a file that is read
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
+INPUT, OUTPUT = "batch", "batch_output"  # files' purposes
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -83,6 +85,8 @@ class BatchCounts(NamedTuple):
     cancelled: int
 
 
+Answer = tuple[str, int, str, int, bytes]  # batch, number, name, status, what was answered
+_ANSWER = "batch, number, name, status, COALESCE(answer, x'')"
 _BATCH = ", ".join(f"batches.{name}" for name in StoredBatch._fields)
 _FILE = ", ".join(StoredFile._fields)
 
@@ -109,10 +113,12 @@ class BatchStore:
                 raise ApiError(
                     "quota_exceeded", f"more than {MOST_BYTES >> 20} MiB of files: delete some", retry_after_s=60
                 )
-            return self._write_file(owner, name, purpose, content, now_s)
+            return self._write_file(owner, name, purpose, len(content), content, now_s)
 
-    def _write_file(self, owner: str, name: str, purpose: str, content: bytes, now_s: int) -> StoredFile:
-        file = StoredFile(f"file-{secrets.token_hex(12)}", owner, name, purpose, now_s, now_s + KEPT_S, len(content))
+    def _write_file(
+        self, owner: str, name: str, purpose: str, num_bytes: int, content: bytes, now_s: int
+    ) -> StoredFile:
+        file = StoredFile(f"file-{secrets.token_hex(12)}", owner, name, purpose, now_s, now_s + KEPT_S, num_bytes)
         self._connection.execute(
             f"INSERT INTO files ({_FILE}, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*file, content)
         )
@@ -128,8 +134,25 @@ class BatchStore:
         return StoredFile(*row)
 
     def content(self, file: StoredFile) -> bytes:
+        """Return what was uploaded."""
         row = self._connection.execute("SELECT content FROM files WHERE id = ?", (file.id,)).fetchone()
         return b"" if row is None else bytes(row[0])
+
+    def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
+        """Return a part of a file, and what to read the next part behind; 0: there is none. Answers are not kept twice: a batch's files are made of
+        them as they are read."""
+        if file.purpose != OUTPUT:
+            return self.content(file), 0
+        chosen = f"""SELECT batches.output_file = ?, {_ANSWER} FROM requests JOIN batches ON batches.id = requests.batch
+            WHERE batches.owner = ? AND ? IN (output_file, error_file) AND number > ? ORDER BY number"""
+        found = bytearray()
+        for is_output, *answer in self._connection.execute(chosen, (file.id, file.owner, file.id, behind)):
+            kind, line = _line_of(*answer)
+            if kind == ("output" if is_output else "error"):
+                found += line
+            if len(found) >= PART_BYTES:
+                return bytes(found), answer[1]
+        return bytes(found), 0
 
     def delete_file(self, file: StoredFile) -> None:
         with self._connection as connection:
@@ -184,10 +207,9 @@ class BatchStore:
         row = self._connection.execute(f"SELECT {sums} FROM requests WHERE batch = ?", (batch.id,)).fetchone()
         return BatchCounts(*(value or 0 for value in row))
 
-    def answers(self, batch: StoredBatch) -> Iterable[tuple[int, str, int, bytes]]:
-        """Yield (number, name, status, answer) in the order of asking."""
-        chosen = "SELECT number, name, status, COALESCE(answer, x'') FROM requests WHERE batch = ? ORDER BY number"
-        return self._connection.execute(chosen, (batch.id,))
+    def answers(self, batch: StoredBatch) -> Iterable[Answer]:
+        """Yield them in the order of asking."""
+        return self._connection.execute(f"SELECT {_ANSWER} FROM requests WHERE batch = ? ORDER BY number", (batch.id,))
 
     def waiting(self) -> list[tuple[str, str]]:
         """Return the owners that have requests waiting, and for which models."""
@@ -233,7 +255,7 @@ class BatchStore:
             connection.execute("DELETE FROM files WHERE expires_s <= ?", (now_s,))
 
     def _finish(self, name: str, now_s: int) -> None:
-        """End a batch that waits for nothing more; of OpenAI's, write the files."""
+        """End a batch that waits for nothing more; one of OpenAI's has files."""
         with self._connection as connection:
             row = connection.execute(
                 f"SELECT {_BATCH} FROM batches WHERE id = ? AND ended_s IS NULL", (name,)
@@ -241,22 +263,25 @@ class BatchStore:
             left = "SELECT 1 FROM requests WHERE batch = ? AND status IS NULL LIMIT 1"
             if row is None or connection.execute(left, (name,)).fetchone() is not None:
                 return
-            batch, written = StoredBatch(*row), (b"", b"")
-            if batch.input_file:
-                output, errors = bytearray(), bytearray()
-                for number, asked, status, answer in self.answers(batch):
-                    if status != CANCELLED:
-                        line = written_line(f"{batch.id}.{number}", asked, status, answer)
-                        (output if 200 <= status < 300 else errors).extend(line)
-                written = bytes(output), bytes(errors)
+            batch, sizes = StoredBatch(*row), {"output": 0, "error": 0, "": 0}
+            for answer in self.answers(batch) if batch.input_file else ():
+                kind, line = _line_of(*answer)
+                sizes[kind] += len(line)
             files = [
-                self._write_file(batch.owner, f"{name}_{kind}.jsonl", "batch_output", content, now_s).id
-                if content
+                self._write_file(batch.owner, f"{name}_{kind}.jsonl", OUTPUT, sizes[kind], b"", now_s).id
+                if sizes[kind]
                 else None
-                for kind, content in zip(("output", "error"), written, strict=True)
+                for kind in ("output", "error")
             ]
             change = "UPDATE batches SET ended_s = ?, output_file = ?, error_file = ? WHERE id = ?"
             connection.execute(change, (now_s, *files, name))
+
+
+def _line_of(batch: str, number: int, name: str, status: int, answer: bytes) -> tuple[str, bytes]:
+    """Return the file in which an answer is told, and as what; none tells what was cancelled."""
+    if status == CANCELLED:
+        return "", b""
+    return "output" if 200 <= status < 300 else "error", written_line(f"{batch}.{number}", name, status, answer)
 
 
 def _numbers(numbers: Iterable[int]) -> str:

@@ -27,6 +27,7 @@ class Api:
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")  # as the resolver will
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("http", "https"):

@@ -1,8 +1,10 @@
 """What is kept of batches: bounds of each owner, times, and one answer for each request. The time is given."""
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from edge_router.batches import store as batch_store
@@ -23,12 +25,25 @@ def asked(store: BatchStore, *names: str, id: str = "batch_1", owner: str = "acm
     return store.add(batch, [AskedLine(name, "ember", name.encode()) for name in names])
 
 
-def answer(store: BatchStore, behind: int = 0, *, owner: str = "acme", at_s: int = 1) -> int:
+def answer(
+    store: BatchStore, behind: int = 0, *, owner: str = "acme", at_s: int = 1, status: int = 200, told: bytes = b"{}"
+) -> int:
     """Answer the owner's next request, and return its number."""
     request = store.next_waiting(owner, "ember", behind)
     assert request is not None
-    store.answered(request, 200, b"{}", at_s)
+    store.answered(request, status, told, at_s)
     return request.number
+
+
+def parts(store: BatchStore, name: str | None, owner: str = "acme") -> list[bytes]:
+    assert name is not None
+    file, found, behind = store.file(name, owner), [], 0
+    while True:
+        part, behind = store.part(file, behind)
+        found.append(part)
+        if not behind:
+            assert file.num_bytes == sum(map(len, found))
+            return found
 
 
 def test_what_is_out_of_time_is_given_up_and_told_but_not_what_is_under_way(store: BatchStore) -> None:
@@ -46,10 +61,8 @@ def test_what_is_out_of_time_is_given_up_and_told_but_not_what_is_under_way(stor
     told = batch_fields(ended, counts)
     assert (told["status"], told["expired_at"], told["completed_at"]) == ("expired", WITHIN_S + 1, None)
     assert told["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
-    assert ended.output_file is not None
-    assert ended.error_file is not None
-    assert store.content(store.file(ended.output_file, "acme")).count(b"\n") == 1
-    assert store.content(store.file(ended.error_file, "acme")).count(OUT_OF_TIME.encode()) == 2
+    assert b"".join(parts(store, ended.output_file)).count(b"\n") == 1
+    assert b"".join(parts(store, ended.error_file)).count(OUT_OF_TIME.encode()) == 2
     assert store.waiting() == []
 
 
@@ -60,7 +73,7 @@ def test_what_has_ended_is_kept_for_a_day_and_then_nothing_of_it_is(store: Batch
     assert file is not None
     store.sweep([], 10 + KEPT_S - 1)
     assert store.batch("batch_1", "acme")[1].answered == 1
-    assert store.content(store.file(file, "acme"))
+    assert parts(store, file)
     store.sweep([], 10 + KEPT_S)
     for find in (lambda: store.batch("batch_1", "acme"), lambda: store.file(file, "acme")):
         with pytest.raises(ApiError, match="its time is over"):
@@ -76,7 +89,7 @@ def test_a_request_has_one_answer_and_the_first_stays(store: BatchStore) -> None
     assert (request.body, request.batch) == (b"a", made)
     store.answered(request, 200, b"first", 1)
     store.answered(request, 500, b"second", 2)
-    assert next(row[1:] for row in store.answers(made)) == ("a", 200, b"first")
+    assert next(row[2:] for row in store.answers(made)) == ("a", 200, b"first")
     assert store.counts(made) == BatchCounts(1, 1, 0, 0, 0)
 
 
@@ -91,6 +104,30 @@ def test_requests_wait_in_their_order_each_owners_and_models_apart(store: BatchS
     assert store.next_waiting("acme", "ember", second.number) is None
     assert store.next_waiting("acme", "another", 0) is None
     assert sorted(store.waiting()) == [("acme", "ember"), ("bob", "ember")]
+
+
+def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batch_and_are_read_in_parts(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_store, "PART_BYTES", 15_000)
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # a thousand million bytes as it comes
+    asked(store, "a", "b", "c", "d")
+    number = 0
+    for status in (200, 200, 400, 200):
+        number = answer(store, number, status=status, told=b'"%s"' % (b"x" * 9_000))
+    ended, _ = store.batch("batch_1", "acme")
+    assert ended.ended_s == 1
+    told = parts(store, ended.output_file)
+    assert [part.count(b"\n") for part in told] == [2, 1]
+    lines = [orjson.loads(line) for line in b"".join(told).splitlines()]
+    assert [(line["custom_id"], line["response"]["status_code"]) for line in lines] == [
+        ("a", 200),
+        ("b", 200),
+        ("d", 200),
+    ]
+    assert b'"custom_id":"c"' in b"".join(parts(store, ended.error_file))
+    mine = store.add_file("acme", "mine", "batch", b"line", 0)
+    assert parts(store, mine.id) == [b"line"]
 
 
 def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> None:
@@ -133,4 +170,4 @@ def test_a_batch_that_came_with_its_requests_has_its_answers_and_no_files(store:
     answer(store)
     ended, _ = store.batch("batch_1", "acme")
     assert (ended.ended_s, ended.output_file, ended.error_file) == (1, None, None)
-    assert [(status, told) for _, _, status, told in store.answers(made)] == [(200, b"{}")]
+    assert [(status, told) for _, _, _, status, told in store.answers(made)] == [(200, b"{}")]

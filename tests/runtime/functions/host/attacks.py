@@ -66,7 +66,9 @@ class Attempts:
     async def allocates_without_end(query):
         hoard = []
         while True:
-            hoard.append(bytes(16 * MIB))  # nothing touches it: it must meet the limit of memory, and not that of processor time
+            hoard.append(
+                bytes(16 * MIB)
+            )  # nothing touches it: it must meet the limit of memory, and not that of processor time
 
     async def allocates_shared_memory_without_end(query):
         hoard = []
