@@ -39,6 +39,10 @@ LIMITS = {
 STREAM_TOKENS = 25  # half a second
 PAUSE_S = 0.01  # after a refusal
 SETTLED_S = 10.0
+ENOUGH = (
+    2 * NUM_ROUTERS * CLIENTS
+)  # refusals, after which a limit was asked for whole; a busy machine takes longer to ask
+LONGEST_S = 60.0
 
 
 @dataclass
@@ -81,7 +85,7 @@ async def abuse(routers: Sequence[Running], database: Postgres, seconds: float) 
         given = {name: Given() for name in LIMITS}
         began = time.monotonic()
         await asyncio.gather(
-            *(_all(session, routers, name, given[name], seconds) for name in ("minute", "open", "day"))
+            *(_all(session, routers, name, given[name], seconds, ENOUGH) for name in ("minute", "open", "day"))
         )
         took_s = time.monotonic() - began
         await asyncio.to_thread(database.kill)
@@ -143,22 +147,27 @@ def _unused(limit: int) -> float:
 
 
 async def _all(
-    session: aiohttp.ClientSession, routers: Sequence[Running], name: str, given: Given, seconds: float
+    session: aiohttp.ClientSession, routers: Sequence[Running], name: str, given: Given, seconds: float, enough: int = 0
 ) -> None:
+    """Ask for so long, and until so many were refused."""
     until = time.monotonic() + seconds
     asking = [
-        _ask(session, router.url, i, name, given, until) for i, router in enumerate(routers) for _ in range(CLIENTS)
+        _ask(session, router.url, i, name, given, until, enough)
+        for i, router in enumerate(routers)
+        for _ in range(CLIENTS)
     ]
     await asyncio.gather(*asking)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, router: int, name: str, given: Given, until: float) -> None:
+async def _ask(
+    session: aiohttp.ClientSession, url: str, router: int, name: str, given: Given, until: float, enough: int
+) -> None:
     is_stream = name == "open"
     body = {
         "model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": STREAM_TOKENS, "stream": is_stream,
     }  # fmt: skip
     headers = {"authorization": f"Bearer {_key(name)}"}
-    while time.monotonic() < until:
+    while (now := time.monotonic()) < until or (given.refusals < enough and now < until + LONGEST_S):
         async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
             if answer.status == 200:
                 given.answers[router] += 1

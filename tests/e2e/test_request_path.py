@@ -8,6 +8,8 @@ from load_tests.local_network import ROOT
 from load_tests.request_path import Function, RequestPath, trace_request
 from sites.config import SERVER_ENV
 
+pytestmark = pytest.mark.timeout(600)  # a trace of every call, three times, on a busy machine
+
 SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {
     "edge_router": 19,

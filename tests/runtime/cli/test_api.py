@@ -6,7 +6,9 @@ from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "", "http://", "http://h:x", "http://h:70000", "http://[::1", "..", "x" * 70])
+@pytest.mark.parametrize(
+    "url", ["ftp://h", "", "http://", "http://h:x", "http://h:70000", "http://[::1", "..", "x" * 70]
+)
 def test_what_is_no_url_is_refused_with_one_that_is(url: str) -> None:
     with pytest.raises(CliError, match="is not a URL like"):
         Api(url)

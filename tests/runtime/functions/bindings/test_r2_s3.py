@@ -293,7 +293,7 @@ def test_the_site_file_names_stores() -> None:
     table: Any = {"r2": {"photos": {"endpoint": "https://s3.example.com", "region": "eu", "bucket": "b-1"}}}
     stores = r2_stores(parse(FunctionsConfig, table, "ams1.toml"))
     assert stores == {"photos": S3Place("https://s3.example.com", "b-1", "eu")}
-    with pytest.raises(ConfigError, match=r"r2.photos.endpoint: must match .* which 's3.example.com' does not"):
+    with pytest.raises(ConfigError, match=r"r2.photos.endpoint: must be http"):
         parse(FunctionsConfig, {"r2": {"photos": {"endpoint": "s3.example.com"}}}, "ams1.toml")
 
 
