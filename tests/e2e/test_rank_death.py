@@ -31,7 +31,14 @@ def write_group(folder: Path, split: str) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", params=GROUPS.values(), ids=GROUPS)
+# Two stages die as one does, and take as long: they are slow.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(split, marks=pytest.mark.slow) if split == "stages = 2" else split for split in GROUPS.values()
+    ],
+    ids=GROUPS,
+)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("site")
     started = Process(write_group(folder, request.param), folder / "log")
