@@ -39,7 +39,8 @@ class FinetuneStore:
         """Raises OSError for a directory that cannot be made or read."""
         self.config = config
         self._directory = directory
-        self._lock = threading.RLock()
+        self._writing = threading.Lock()  # one change at a time, as long as the disk takes
+        self._lock = threading.Lock()  # what is known; held for no file, since requests look on the site's event loop
         self._known: dict[str, Finetune] = {}
         self._owned: dict[str, dict[str, str]] = {}  # ids by name, by owner
         self._changes = 0
@@ -57,8 +58,9 @@ class FinetuneStore:
 
     def everything(self) -> FinetuneList:
         with self._lock:
-            removed = tuple(path.name for path in (self._directory / REMOVED).iterdir())
-            return FinetuneList(self.state, tuple(self._known.values()), removed)
+            state, kept = self.state, tuple(self._known.values())
+        # Behind the state that it is told with: what is removed meanwhile is told once more, and not too late.
+        return FinetuneList(state, kept, tuple(path.name for path in (self._directory / REMOVED).iterdir()))
 
     def of(self, owner: str) -> list[Finetune]:
         with self._lock:
@@ -84,7 +86,7 @@ class FinetuneStore:
         """Begin one, without its files. Raises ApiError."""
         now_s = time.time()
         new = Finetune(str(uuid.uuid4()), owner, account, model, name, description, now_s, now_s)
-        with self._lock, as_api_errors():
+        with self._writing, as_api_errors():
             self._check_new(new)
             with self._making(new) as made:
                 made.chmod(0o755)
@@ -94,7 +96,7 @@ class FinetuneStore:
 
     def put(self, finetune: Finetune, file_name: str, content: BinaryIO, base: Shapes) -> Finetune:
         """Add one of its files; the second one is kept if they can be used together, with a model of these projections. Raises ApiError."""
-        with self._lock, as_api_errors():
+        with self._writing, as_api_errors():
             now = self.get(finetune.owner, finetune.id)
             if now.is_whole:
                 sentence = f"{now.name} has both of its files: remove it, or create another fine-tune for other ones"
@@ -116,7 +118,7 @@ class FinetuneStore:
 
     def bring(self, finetune: Finetune, config: memoryview, weights: memoryview, base: Shapes) -> None:
         """Add one with its files, as another site has it. Raises ApiError."""
-        with self._lock, as_api_errors():
+        with self._writing, as_api_errors():
             if finetune.id in self._known and self._known[finetune.id].is_whole:
                 return
             if (self._directory / REMOVED / finetune.id).exists():
@@ -135,16 +137,20 @@ class FinetuneStore:
 
     def remove(self, id: str) -> None:
         """Forget one, or note that it was removed elsewhere. Raises ApiError."""
-        with self._lock, as_api_errors():
-            (self._directory / REMOVED / id).touch()
-            durable.sync(self._directory / REMOVED)
-            known = self._known.pop(id, None)
+        with self._writing, as_api_errors():
+            known = self._known.get(id)
+            if known is None or known.is_whole:  # one that is not is at no other site
+                (self._directory / REMOVED / id).touch()
+                durable.sync(self._directory / REMOVED)
+            with self._lock:
+                self._known.pop(id, None)
+                if known is not None:
+                    del self._owned[known.owner][known.name]
+                self._changes += 1
             if known is not None:
-                del self._owned[known.owner][known.name]
                 gone = Path(tempfile.mkdtemp(prefix=".", dir=self._directory))
                 self.place(known).rename(gone / id)  # at once: never half of it
                 shutil.rmtree(gone, ignore_errors=True)
-            self._changes += 1
 
     def _check_new(self, new: Finetune) -> None:
         owned = self._owned.get(new.owner, {})
@@ -177,9 +183,10 @@ class FinetuneStore:
             shutil.rmtree(made, ignore_errors=True)
 
     def _note(self, finetune: Finetune) -> None:
-        self._known[finetune.id] = finetune
-        self._owned.setdefault(finetune.owner, {})[finetune.name] = finetune.id
-        self._changes += 1
+        with self._lock:
+            self._known[finetune.id] = finetune
+            self._owned.setdefault(finetune.owner, {})[finetune.name] = finetune.id
+            self._changes += 1
 
     def _load(self) -> None:
         decoder, oldest_s = msgspec.json.Decoder(Finetune), time.time() - REMOVED_S

@@ -1,10 +1,13 @@
 """Adapters that accounts upload: whose they are, what is taken, and by which names requests use them."""
 
 import errno
+import io
 import json
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +355,7 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
     store = FinetuneStore(tmp_path, FinetunesConfig())
     kept = store.create("o", "", "tiny", "tone", "")
     store.remove(store.create("o", "", "tiny", "gone", "").id)
+    store.remove("elsewhere")
     (tmp_path / ".half").mkdir()
     (tmp_path / "other").mkdir()  # somebody else's
     old = tmp_path / "removed" / "old"
@@ -362,6 +366,48 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
     assert again.state != store.state
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([kept.id, "other", "removed"])
     assert len(again.everything().removed) == 1
+
+
+class SlowFile(io.BytesIO):
+    """The disk that a file comes from takes its time, until it is let go."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.is_read, self.may_go_on = threading.Event(), threading.Event()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.is_read.set()
+        assert self.may_go_on.wait(60)
+        return super().read(size)
+
+
+def test_a_file_that_is_being_kept_keeps_nobody_waiting_who_asks_for_another(tmp_path: Path) -> None:
+    """Requests find their adapters on the site's event loop."""
+    store, base = FinetuneStore(tmp_path, FinetunesConfig()), {}
+    old = store.create("ann", "", "tiny", "old", "")
+    file = SlowFile(adapter_files()[CONFIG])
+    writer = threading.Thread(target=store.put, args=(store.create("ann", "", "tiny", "new", ""), CONFIG, file, base))
+    writer.start()
+    try:
+        assert file.is_read.wait(60)
+        with ThreadPoolExecutor(1) as aside:
+            asked = aside.submit(lambda: (store.find("ann", "old"), store.of("ann")[0], store.everything().kept[0]))
+            try:
+                assert asked.result(timeout=30) == (old, old, old)
+            finally:
+                file.may_go_on.set()
+    finally:
+        file.may_go_on.set()
+        writer.join(60)
+
+
+def test_what_no_other_site_can_have_leaves_nothing_when_it_is_removed(tmp_path: Path) -> None:
+    """An account may begin and remove as many as it likes."""
+    store = FinetuneStore(tmp_path, FinetunesConfig())
+    store.remove(store.create("ann", "", "tiny", "begun", "").id)
+    assert store.everything().removed == ()
+    store.remove("from-elsewhere")
+    assert store.everything().removed == ("from-elsewhere",)
 
 
 async def test_a_directory_that_cannot_be_used_stops_the_start(make_site: SiteMaker, tmp_path: Path) -> None:
