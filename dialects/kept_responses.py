@@ -1,5 +1,5 @@
 """Responses that are kept between requests, bounded in bytes and in time: what was asked and answered, and the events of one that is made in the
-background.
+background. A long conversation is kept once, however many responses it has.
 
 A response belongs to the tenant that asked for it; nobody else learns that there is one. Knows no HTTP.
 """
@@ -43,13 +43,9 @@ class KeptResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Return an upper bound: items are shared with the responses before this one."""
-        kept = (
-            sum(map(len, self.items))
-            + sum(map(len, self.events))
-            + ENTRY_BYTES * (len(self.items) + len(self.events) + 4)
-        )
-        return kept + 2 * len(orjson.dumps(self.fields))
+        """Return what it has beside its items, which it shares with the responses before it."""
+        events = sum(map(len, self.events)) + ENTRY_BYTES * (len(self.events) + 4)
+        return events + 8 * len(self.items) + 2 * len(orjson.dumps(self.fields))
 
     def output_items(self) -> tuple[bytes, ...]:
         return tuple(orjson.dumps(item) for item in self.fields["output"])
@@ -76,28 +72,69 @@ class KeptResponse:
         return self.events[place:], self.is_ended
 
 
+class _Share:
+    """One tenant's part of what is kept. An item that several responses have is one object, and counts once."""
+
+    def __init__(self) -> None:
+        self.responses: OrderedDict[str, tuple[KeptResponse, int]] = (
+            OrderedDict()
+        )  # with their bytes; the longest untouched first
+        self.num_bytes = 0
+        self._uses: dict[int, int] = {}  # of an item, by its object
+
+    def add(self, response: KeptResponse) -> int:
+        """Return how many bytes more there are now."""
+        num_bytes = response.num_bytes
+        self.responses[response.id] = (response, num_bytes)
+        for item in response.items:
+            uses = self._uses.get(id(item), 0)
+            self._uses[id(item)] = uses + 1
+            num_bytes += 0 if uses else len(item) + ENTRY_BYTES
+        self.num_bytes += num_bytes
+        return num_bytes
+
+    def drop(self, response_id: str) -> int:
+        """Return how many bytes fewer there are now."""
+        response, num_bytes = self.responses.pop(response_id)
+        for item in response.items:
+            uses = self._uses.pop(id(item)) - 1
+            if uses:
+                self._uses[id(item)] = uses
+            else:
+                num_bytes += len(item) + ENTRY_BYTES
+        self.num_bytes -= num_bytes
+        return num_bytes
+
+    @property
+    def victim(self) -> KeptResponse | None:
+        """Return the longest untouched, but for those that are being made."""
+        return next((response for response, _ in self.responses.values() if response.is_ended), None)
+
+
 class ResponseStore:
+    """Bounded for all tenants together: the one that has most makes room."""
+
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._clock = clock
-        # Each with its bytes; the longest untouched first.
-        self._all: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
-        self._num_bytes = 0
+        self._all: OrderedDict[str, KeptResponse] = OrderedDict()  # the longest untouched first
+        self._shares: dict[str, _Share] = {}  # by tenant
         self._outputs: dict[tuple[str, str], bytes] = {}  # items of answers, by tenant and id
+        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
     def keep(self, response: KeptResponse) -> None:
-        """Keep a response, or what it is by now. The longest untouched make room, but for those that are being made."""
+        """Keep a response, or what it is by now."""
         self._drop(response.id)
-        num_bytes = response.num_bytes
+        self._all[response.id] = response
+        share = self._shares.setdefault(response.tenant, _Share())
+        self.num_bytes += share.add(response)
         response.touched_at = self._clock()
-        self._all[response.id] = (response, num_bytes)
-        self._num_bytes += num_bytes
         for item in response.fields["output"]:
             self._outputs[response.tenant, str(item["id"])] = orjson.dumps(item)
         self._forget()
@@ -105,11 +142,12 @@ class ResponseStore:
     def find(self, response_id: str, tenant: str, param: str | None = None) -> KeptResponse:
         """Return a response. Raises ApiError: somebody else's is none."""
         self._forget()
-        kept, _ = self._all.get(response_id, (None, 0))
+        kept = self._all.get(response_id)
         if kept is None or kept.tenant != tenant:
             sentence = f"there is no response {response_id[:100]!r} here: it was never kept, was never yours, or its time is over"
             raise ApiError("not_found", sentence, param=param)
         self._all.move_to_end(response_id)
+        self._shares[tenant].responses.move_to_end(response_id)
         kept.touched_at = self._clock()
         return kept
 
@@ -128,24 +166,34 @@ class ResponseStore:
 
     async def close(self) -> None:
         """End those that are being made."""
-        tasks = [kept.task for kept, _ in self._all.values() if kept.task is not None and not kept.task.done()]
+        tasks = [kept.task for kept in self._all.values() if kept.task is not None and not kept.task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _drop(self, response_id: str) -> None:
-        kept, num_bytes = self._all.pop(response_id, (None, 0))
-        self._num_bytes -= num_bytes
+        kept = self._all.pop(response_id, None)
         if kept is None:
             return
+        share = self._shares[kept.tenant]
+        self.num_bytes -= share.drop(response_id)
+        if not share.responses:
+            del self._shares[kept.tenant]
         for item in kept.fields["output"]:
             self._outputs.pop((kept.tenant, str(item["id"])), None)
 
     def _forget(self) -> None:
-        now = self._clock()
-        for response_id, (kept, _) in list(self._all.items()):
-            is_over = now - kept.touched_at > self._keep_s
-            if not (is_over or self._num_bytes > self._max_bytes):
-                return
+        now, over = self._clock(), list[str]()
+        for response_id, kept in self._all.items():
+            if now - kept.touched_at <= self._keep_s:
+                break
             if kept.is_ended:
-                self._drop(response_id)
+                over.append(response_id)
+        for response_id in over:
+            self._drop(response_id)
+        while self.num_bytes > self._max_bytes and (victim := self._victim()) is not None:
+            self._drop(victim.id)
+
+    def _victim(self) -> KeptResponse | None:
+        shares = sorted(self._shares.values(), key=lambda share: share.num_bytes, reverse=True)
+        return next((victim for share in shares if (victim := share.victim) is not None), None)

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from dialects.kept_responses import KeptResponse, ResponseStore
 from wire.errors import ApiError
 
@@ -33,8 +31,15 @@ def there(store: ResponseStore, number: int) -> bool:
         return False
 
 
+def size_of(*responses: KeptResponse) -> int:
+    store = ResponseStore()
+    for response in responses:
+        store.keep(response)
+    return store.num_bytes
+
+
 def test_the_longest_untouched_make_room() -> None:
-    size = kept(0).num_bytes
+    size = size_of(kept(0))
     store = ResponseStore(max_bytes=3 * size)
     for number in range(3):
         store.keep(kept(number))
@@ -65,7 +70,7 @@ def test_what_is_being_made_stays_and_what_is_too_old_goes() -> None:
 
 
 def test_keeping_one_again_counts_it_once() -> None:
-    store = ResponseStore(max_bytes=kept(0).num_bytes * 2)
+    store = ResponseStore(max_bytes=size_of(kept(0)) * 2)
     for _ in range(5):
         store.keep(kept(0))
     store.keep(kept(1))
@@ -114,13 +119,32 @@ async def test_what_is_deleted_or_left_at_the_end_is_made_no_further() -> None:
 def test_all_that_is_kept_counts_in_bytes() -> None:
     plain, more = kept(0), kept(0)
     more.add_event(b"x" * 5000)
-    assert more.num_bytes - plain.num_bytes == 5000 + 500
-    assert kept(0, size=3000).num_bytes - plain.num_bytes == 2000
+    assert size_of(more) - size_of(plain) == 5000 + 500
+    assert size_of(kept(0, size=3000)) - size_of(plain) == 2000
 
 
-@pytest.mark.parametrize("tenant", ["another", ""])
-def test_somebody_elses_is_none(tenant: str) -> None:
-    store = ResponseStore()
+def test_a_conversation_of_many_responses_is_kept_once_and_let_go_with_the_last() -> None:
+    turns, items = list[KeptResponse](), tuple[bytes, ...]()
+    for number in range(30):
+        items = (*items, b"%04d" % number * 250)
+        turns.append(KeptResponse("t", kept(number).fields, items, number))
+    whole = size_of(*turns)
+    assert whole < 30 * (size_of(turns[0]) + 8 * 30)
+    store = ResponseStore(max_bytes=whole)
+    for turn in turns:
+        store.keep(turn)
+    assert len(store) == 30
+    for turn in turns[:-1]:
+        store.delete(turn)
+    assert store.num_bytes == size_of(turns[-1]) > 30 * 1000, "the last one has all of it"
+    store.delete(turns[-1])
+    assert (store.num_bytes, len(store)) == (0, 0)
+
+
+def test_a_tenant_makes_room_for_itself_and_not_at_the_cost_of_others() -> None:
+    store = ResponseStore(max_bytes=6 * size_of(kept(99)))
     store.keep(kept(0))
-    with pytest.raises(ApiError, match="never yours"):
-        store.find("resp_0", tenant)
+    for number in range(1, 40):
+        store.keep(kept(number, tenant="loud"))
+    assert there(store, 0), "the oldest, and of the one that has least"
+    assert len(store) == 6
