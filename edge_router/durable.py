@@ -9,7 +9,7 @@ serves the stream's readers, and goes on with the answer when the router at work
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
@@ -267,19 +267,23 @@ class DurableStreams:
         return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # what sites have done for it is done
 
     def forget(self) -> None:
-        """What is past its time, and of what has ended as much as does not fit."""
+        """What is past its time, and of what has ended as much as does not fit: of the tenant that has most the oldest."""
         now = self._clock()
         for name, recording in list(self._all.items()):
             ended_at = recording.events.ended_at
             if ended_at is not None and now - ended_at > self.config.keep_s:
                 del self._all[name]
         excess = self.num_bytes - self.config.max_total_mib * 2**20
-        for recording in sorted(self._all.values(), key=lambda kept: kept.events.ended_at or now) if excess > 0 else ():
-            if excess <= 0:
-                break
-            if recording.events.ended_at is not None:
-                del self._all[recording.name]
-                excess -= recording.num_bytes
+        while excess > 0 and (victim := self._victim()) is not None:
+            del self._all[victim.name]
+            excess -= victim.num_bytes
+
+    def _victim(self) -> DurableStream | None:
+        ended = [kept for kept in self._all.values() if kept.events.ended_at is not None]
+        held = Counter[bytes]()
+        for kept in self._all.values():
+            held[kept.asked.tenant] += kept.num_bytes
+        return min(ended, key=lambda kept: (-held[kept.asked.tenant], kept.events.ended_at), default=None)
 
     def _check_room(self) -> None:
         self.forget()

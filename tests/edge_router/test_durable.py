@@ -238,6 +238,25 @@ async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_the
     await kept.close()
 
 
+async def test_an_account_that_has_most_makes_room_and_not_who_came_first() -> None:
+    clock, size = Clock(), len(encode_event(b"x" * 90, 1)) + EVENT_BYTES
+    kept = DurableStreams(DurableConfig(max_total_mib=3.5 * size / 2**20, keep_s=60), clock)
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+
+    async def work(recording: DurableStream) -> None:
+        await recording.write(encode_event(b"x" * 90))
+
+    kept.work = work
+    made = []
+    for owner in (b"alice", b"loud", b"loud", b"bob", b"loud", b"loud"):
+        made.append(await kept.start(owner, client, b""))
+        assert made[-1].task is not None
+        await made[-1].task
+        clock.advance(1)
+        kept.forget()
+    assert list(kept._all.values()) == [made[0], made[3], made[5]]
+
+
 async def test_streams_that_have_not_ended_are_not_forgotten_for_new_ones() -> None:
     tables = {"durable": {"max_total_mib": 0.0001}}
     async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
