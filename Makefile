@@ -70,7 +70,7 @@ test-all: $(DEV)
 test-servers: $(DEV)
 	@for server in own hypercorn uvicorn; do \
 		echo "End to end under $$server:"; \
-		PILOTLIGHT_SERVER=$$server $(RUN) -m pytest -q tests/e2e || exit 1; \
+		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
 	done
 
 test-clients: $(DEV)
