@@ -20,7 +20,7 @@ _FRAMING = frozenset({b"host", b"connection", b"expect", b"transfer-encoding"})
 
 class RequestHead(NamedTuple):
     method: bytes
-    url: bytes
+    url: bytes  # its path and query
     version: str
     headers: Headers
     keep_alive: bool
@@ -43,21 +43,28 @@ class RequestHead(NamedTuple):
                 coding += (b"," if coding else b"") + (value.lower() or b"?")
         _judge(version, num_hosts, coding)
         keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
-        return cls(method, url, version, headers, keep_alive, expects)
+        return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
     def scope(self, around: dict[str, Any]) -> dict[str, Any]:
         """`around`: what it tells of the connection."""
-        url = self.url
-        if not url.startswith(b"/") and url != b"*":
-            parts = httptools.parse_url(url)  # the absolute form, which proxies get
-            url = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-        raw_path, _, query = url.partition(b"?")
+        raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("latin-1")
         return {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": self.version,
             "method": self.method.decode("latin-1"), "path": unquote(path) if "%" in path else path, "raw_path": raw_path,
             "query_string": query, "root_path": "", "headers": self.headers, **around,
         }  # fmt: skip
+
+
+def _own_part(url: bytes) -> bytes:
+    """Return a target without the server that its absolute form names, which proxies get. Raises ApiError."""
+    if url.startswith(b"/") or url == b"*":
+        return url
+    try:
+        parts = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError:
+        raise ApiError("invalid_request", "the request's target is no URL") from None
+    return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
 def _judge(version: str, num_hosts: int, coding: bytes) -> None:

@@ -282,6 +282,17 @@ async def test_headers_keep_their_order_and_number_and_lose_case_and_spaces() ->
     assert (scope["http_version"], scope["root_path"], scope["scheme"]) == ("1.1", "", "http")
 
 
+@pytest.mark.parametrize("target", [b"http://", b"http://a:99999/", b"http://h:/x", b"x://", b"http://[::1"])
+async def test_an_absolute_target_that_is_no_url_is_refused(target: bytes) -> None:
+    app = App()
+    async with client_of(app) as client:
+        await client.say(b"GET %s HTTP/1.1\r\nhost: h\r\n\r\n" % target)
+        answer = await client.hear_until(b"}}")
+    assert status_of(answer) == 400
+    assert b"is no URL" in answer
+    assert app.scopes == []
+
+
 async def test_an_absolute_target_is_its_path() -> None:
     app = App()
     async with client_of(app) as client:
