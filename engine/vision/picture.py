@@ -4,15 +4,17 @@ Runs in any thread. Every number equals that of the processors in `transformers`
 """
 
 import io
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
 from engine.errors import ImageError
 from engine.image_prompt import IMAGE_FORMATS, MOST_PIXELS
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class PreparedImage(NamedTuple):
@@ -30,6 +32,8 @@ def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
 
 def read_picture(data: bytes) -> torch.Tensor:
     """Decode a file to [3, height, width] uint8; of one that moves the first picture, on white what can be seen through. Raises ImageError."""
+    from PIL import Image  # not at the start of every host: few models read images
+
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             width, height = image.size
@@ -43,8 +47,10 @@ def read_picture(data: bytes) -> torch.Tensor:
     return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
 
 
-def _opaque(image: Image.Image) -> Image.Image:
+def _opaque(image: "Image.Image") -> "Image.Image":
     if "A" in image.getbands() or image.info.get("transparency") is not None:
+        from PIL import Image
+
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB")

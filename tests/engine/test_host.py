@@ -513,7 +513,7 @@ def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
     """torch._dynamo alone would add seconds to every start; in-process use needs no pyzmq."""
     script = (
         "import sys, engine.loading, engine.client, engine.host\n"
-        "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'zmq', 'safetensors')\n"
+        "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'zmq', 'safetensors', 'PIL')\n"
         "found = [name for name in heavy if name in sys.modules]\n"
         "assert not found, found\n"
     )

@@ -8,12 +8,12 @@ handshakes (websocket_handshake.py) and what is said.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from wsproto.connection import Connection as FrameCodec
 from wsproto.connection import ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Message, Ping, TextMessage
+from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
 PING_S = 20.0  # below the minute of silence after which proxies, ours too, take a connection for dead
 LOST_S = 50.0  # without a byte from the peer, although it was pinged
@@ -21,6 +21,7 @@ CLOSE_S = 1.0  # for a peer to answer a close; what it sends until then is read,
 HELD_BYTES = 64 << 10  # of messages that nobody has received; beyond it, or beyond as many, the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
+FRAMES_AT_ONCE = 32  # of one peer, before other connections have their turn: a frame takes some 20 us, and 64 KiB may be 10,000 of them
 
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
 
@@ -52,9 +53,13 @@ class WebSocket(asyncio.Protocol):
         self._incoming = _Incoming()
         self._end: WebSocketClose | None = None
         self._is_broken = False  # what comes is not read any more
+        self._frames: Iterator[Event] = iter(())  # that have come
+        self.is_behind = False  # not all of them have been looked at, and the peer is not read
+        self._is_lost = False  # the connection, meanwhile
         self._parts: list[Any] = []  # texts or bytes, of a message that has begun
         self._size = 0
         self._watch = _Watch(self)
+        self._loop = asyncio.get_running_loop()
         transport.set_protocol(self)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         if transport.is_closing():
@@ -69,7 +74,8 @@ class WebSocket(asyncio.Protocol):
         if message is None:
             assert self._end is not None
             return self._end
-        self._read_on()
+        if self._watch.is_held:
+            self._read_on()
         return message
 
     async def send(self, message: str | bytes) -> None:
@@ -95,7 +101,9 @@ class WebSocket(asyncio.Protocol):
         self._watch.heard()
         if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING) and not self._is_broken:
             self._codec.receive_data(data)
-            self._take_frames()
+            if not self.is_behind:
+                self._frames = self._codec.events()
+                self._take_frames()
 
     def pause_writing(self) -> None:
         self._watch.is_full = True
@@ -104,6 +112,9 @@ class WebSocket(asyncio.Protocol):
         self._watch.writable()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        if self.is_behind:
+            return  # what it has sent before that comes first
         self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()
@@ -111,21 +122,39 @@ class WebSocket(asyncio.Protocol):
     # frames
 
     def _take_frames(self) -> None:
-        for event in self._codec.events():
-            if isinstance(event, CloseConnection):
-                return self._closed_by_peer(WebSocketClose(int(event.code), event.reason or ""))
-            if isinstance(event, Ping) and self._codec.state is ConnectionState.OPEN:
-                if (
-                    not self._watch.is_full
-                ):  # a peer that reads nothing may be answered later, or not at all (RFC 6455, 5.5.3)
-                    self._transport.write(self._codec.send(event.response()))
-            elif isinstance(event, Message) and self._codec.state is ConnectionState.OPEN:
+        """Some of them now, and the others in the loop's next turns."""
+        was_behind, self.is_behind = self.is_behind, False
+        num_taken = 0
+        while not self._is_broken and (event := next(self._frames, None)) is not None:
+            self._take(event)
+            num_taken += 1
+            if num_taken == FRAMES_AT_ONCE:
+                self.is_behind = True
+                self._transport.pause_reading()
+                self._loop.call_soon(self._take_frames)
+                return
+        if self._is_lost:
+            self.connection_lost(None)
+        elif was_behind:
+            self._read_on()
+
+    def _take(self, event: Event) -> None:
+        is_open = self._codec.state is ConnectionState.OPEN
+        if isinstance(event, CloseConnection):
+            self._closed_by_peer(WebSocketClose(int(event.code), event.reason or ""))
+        elif isinstance(event, Ping) and is_open:
+            if (
+                not self._watch.is_full
+            ):  # a peer that reads nothing may be answered later, or not at all (RFC 6455, 5.5.3)
+                self._transport.write(self._codec.send(event.response()))
+        elif isinstance(event, Message) and is_open:
+            if event.data:
                 self._parts.append(event.data)
                 self._size += len(event.data.encode() if isinstance(event, TextMessage) else event.data)
-                if self._size > self._max_message_bytes:
-                    return self._fail(WebSocketClose(TOO_BIG, "the message is too large"))
-                if event.message_finished:
-                    self._hand_on("".join(self._parts) if isinstance(event, TextMessage) else b"".join(self._parts))
+            if self._size > self._max_message_bytes:
+                self._fail(WebSocketClose(TOO_BIG, "the message is too large"))
+            elif event.message_finished:
+                self._hand_on("".join(self._parts) if isinstance(event, TextMessage) else b"".join(self._parts))
 
     def _hand_on(self, message: str | bytes) -> None:
         self._incoming.put(message, self._size)
@@ -135,9 +164,11 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        if self._watch.is_held and not self._incoming.is_full and not self._transport.is_closing():
-            self._watch.heard()
-            self._watch.is_held = False
+        """Read the peer again, if nothing is left that it has said."""
+        if not (self._incoming.is_full or self.is_behind or self._transport.is_closing()):
+            if self._watch.is_held:
+                self._watch.heard()
+                self._watch.is_held = False
             self._transport.resume_reading()
 
     def _closed_by_peer(self, close: WebSocketClose) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
 from wire.http.server import HttpLimits
-from wire.http.websocket import HELD_MESSAGES, WebSocket, WebSocketClose
+from wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
@@ -89,6 +90,8 @@ class Peer:
     async def messages(self) -> list[Any]:
         """All that have come; a WebSocketClose is the last."""
         found: list[Any] = []
+        while self.socket.is_behind:
+            await asyncio.sleep(0)
         while not (found and isinstance(found[-1], WebSocketClose)):
             try:
                 async with asyncio.timeout(0):
@@ -200,10 +203,54 @@ async def test_a_lost_connection_is_1006_behind_what_has_come() -> None:
 
 async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterwards() -> None:
     async with Peer() as peer:
-        peer.feed(frame(TEXT, b"x") * (HELD_MESSAGES + 1))
+        for _ in range(HELD_MESSAGES + 1):
+            peer.feed(frame(TEXT, b"x"))
         assert not peer.transport.is_reading
         await peer.socket.receive()
         assert peer.transport.is_reading
+
+
+@pytest.mark.parametrize("opcode", [TEXT, PING, 0])
+async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_peer_meanwhile_is_not(
+    opcode: int,
+) -> None:
+    """A frame takes as long as a thousand bytes in one: other connections have their turns between."""
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"", fin=False) if opcode == 0 else b"")
+        peer.feed(frame(opcode, b"", fin=opcode != 0) * 1000 + frame(0 if opcode == 0 else TEXT, b"end"))
+        num_turns = 0
+        while peer.socket.is_behind:
+            assert not peer.transport.is_reading
+            await asyncio.sleep(0)
+            num_turns += 1
+        assert num_turns >= 1000 // FRAMES_AT_ONCE
+        messages = await peer.messages()
+        assert messages == ["", *[""] * 999, "end"][-len(messages) :]
+        assert len(messages) == (1001 if opcode == TEXT else 1)
+        assert peer.transport.is_reading
+
+
+async def test_what_came_before_a_connection_was_lost_is_handed_on() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"x") * 200 + frame(CLOSE, struct.pack("!H", 4000)))
+        peer.socket.connection_lost(None)
+        assert await peer.messages() == ["x"] * 200 + [WebSocketClose(4000)]
+
+
+async def test_pieces_without_anything_in_them_cost_no_memory() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"a", fin=False))
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                peer.feed(frame(0, fin=False) * 1000)
+                while peer.socket.is_behind:
+                    await asyncio.sleep(0)
+            assert tracemalloc.get_traced_memory()[0] < 50_000
+        finally:
+            tracemalloc.stop()
+        peer.feed(frame(0, b"b"))
+        assert await peer.messages() == ["ab"]
 
 
 async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_leaves() -> None:
