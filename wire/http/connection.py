@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from wire.http.server import Server
     from wire.http.websocket import WebSocket
 
+EVENTS_AT_ONCE = (
+    256  # behind which others have their turn: a transport reads two megabytes at once, of chunks of a byte if need be
+)
 EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
@@ -78,8 +81,12 @@ class HttpConnection(asyncio.Protocol):
             return self.pause_reading() if len(self._early) > EARLY_BYTES else None
         was_in_head = self._reader.is_in_head
         idle = not self._exchanges
-        for event in self._reader.feed(data, len(self._exchanges)):
+        events = self._reader.feed(data, len(self._exchanges))
+        for event in events:
             self._take(event)
+        if len(events) > EVENTS_AT_ONCE and not self._is_paused:
+            self.pause_reading()
+            self.loop.call_soon(self.resume_reading)
         if idle and self._exchanges:  # now that what has come is read: most requests are whole then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:

@@ -8,7 +8,8 @@ import pytest
 
 from wire.errors import ApiError
 from wire.http import connection as connection_module
-from wire.http.connection import EARLY_BYTES, LINGER_S, NEVER, HttpConnection, host_and_port
+from wire.http.connection import EARLY_BYTES, EVENTS_AT_ONCE, LINGER_S, NEVER, HttpConnection, host_and_port
+from wire.http.exchange import HELD_BODY_BYTES
 from wire.http.server import REFUSED_AT_ONCE, HttpLimits, Server
 
 LIMITS = HttpLimits(
@@ -98,6 +99,22 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
     assert (client.statuses, client.transport.told[2:]) == ([b"200"] * 3, [])
     assert client.scope["client"] == ("192.0.2.1", 7)
     assert client.scope["scheme"] == "http"
+
+
+async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
+    """A transport reads two megabytes before it comes back to the loop, and so many chunks of a byte take half a second."""
+    client = Client()
+    head = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    client.connection.data_received(head + b"1\r\nx\r\n" * (EVENTS_AT_ONCE - 2))
+    assert client.transport.told == []
+    client.connection.data_received(b"1\r\nx\r\n" * (EVENTS_AT_ONCE + 1))
+    assert client.transport.told == ["pause_reading"]
+    await client.turn()
+    assert client.transport.told == ["pause_reading", "resume_reading"]
+    many = HELD_BODY_BYTES + 1
+    client.connection.data_received(b"1\r\nx\r\n" * many)
+    await client.turn()
+    assert client.transport.told[2:] == ["pause_reading"], "what nobody takes is another reason, and stays"
 
 
 async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_it_is_answered() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, StreamingReply, frames
+from runtime.functions.channel.connection import FRAMES_AT_ONCE
 from runtime.functions.channel.frames import (
     BindingCall,
     Fail,
@@ -297,3 +298,32 @@ def test_what_no_channel_carries_is_refused_with_its_place_and_what_only_looks_l
             plain(value)
     for other in ({"$set": "ab"}, {"$set": [1], "more": 2}, {"$date": 5}, {"$date": "2026-01-02", "more": 2}):
         assert unplain(other) == other
+
+
+async def test_many_frames_that_come_at_once_give_others_their_turns() -> None:
+    """A transport reads two megabytes before it comes back to the loop, and so many small frames take a quarter of a second."""
+
+    class Transport(asyncio.Transport):
+        told: tuple[str, ...] = ()
+
+        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+            pass
+
+        def is_closing(self) -> bool:
+            return False
+
+        def pause_reading(self) -> None:
+            self.told += ("pause",)
+
+        def resume_reading(self) -> None:
+            self.told += ("resume",)
+
+    channel, transport = Channel(Other(), is_runtime=True), Transport()
+    channel.connection_made(transport)
+    nothing = frames.encode(frames.Cancel(3), 1000)
+    channel.data_received(nothing * FRAMES_AT_ONCE)
+    assert transport.told == ()
+    channel.data_received(nothing * (FRAMES_AT_ONCE + 1))
+    assert transport.told == ("pause",)
+    await asyncio.sleep(0)
+    assert transport.told == ("pause", "resume")
