@@ -89,7 +89,7 @@ class WebSocket(asyncio.Protocol):
         """Say so to the peer, and end the connection when it has answered, or a second later. `receive` returns the answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
             self._say_close(WebSocketClose(code, reason))
-            self._transport.resume_reading()
+            self._read_on()
             self._watch.close_within(CLOSE_S)
 
     def abort(self) -> None:
@@ -164,8 +164,9 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read the peer again, if nothing is left that it has said."""
-        if not (self._incoming.is_full or self.is_behind or self._transport.is_closing()):
+        """Read the peer again, if nothing is left of what it has said, or all that is waited for is its close."""
+        has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
+        if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:
                 self._watch.heard()
                 self._watch.is_held = False

@@ -230,6 +230,18 @@ async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_pe
         assert peer.transport.is_reading
 
 
+async def test_a_peer_that_is_told_the_end_is_read_for_its_own_when_its_frames_are_through() -> None:
+    async with Peer() as peer:
+        peer.feed(frame(TEXT, b"x") * 200)
+        peer.socket.close(4000)
+        assert not peer.transport.is_reading, "or as much as it sends would be held"
+        while peer.socket.is_behind:
+            await asyncio.sleep(0)
+        assert peer.transport.is_reading
+        peer.feed(frame(CLOSE, struct.pack("!H", 4000)))
+        assert (await peer.messages())[-1] == WebSocketClose(4000)
+
+
 async def test_what_came_before_a_connection_was_lost_is_handed_on() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x") * 200 + frame(CLOSE, struct.pack("!H", 4000)))
