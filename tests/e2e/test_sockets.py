@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,9 @@ import httpx
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
+from load_tests.attacks import Neighbour
 from load_tests.local_network import free_ports
+from sites.config import SERVER_ENV
 from tests.e2e.one_site import NETWORK, PLACE
 
 SITE = """
@@ -120,6 +123,25 @@ async def end_of(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
     return socket.close_code, message.extra or ""
 
 
+async def frames_without_end_hold_up_nobody(processes: Processes) -> None:
+    """Six bytes each, and nothing in them: before, a router read on for as long as they came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", processes.ports["router"])
+    asked = {"host": "localhost", "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in asked.items())
+    writer.write(f"GET /fn/live/items/7 HTTP/1.1\r\n{head}sec-websocket-key: {'A' * 22}==\r\n\r\n".encode())
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"\x01\x80\0\0\0\0")
+    async with Neighbour(processes.url) as neighbour:
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            writer.write(b"\0\x80\0\0\0\0" * 10_000)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await writer.drain()
+    writer.close()
+    assert max(neighbour.waits_ms, default=2000.0) < 2000.0, "of a busy machine"
+
+
 async def test_a_fastapi_socket_through_router_and_site(processes: Processes) -> None:
     live = f"{processes.url}/fn/live"
     async with aiohttp.ClientSession() as client:
@@ -138,6 +160,8 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect(f"http://127.0.0.1:{processes.ports['site']}/fn/live/items/7")
         assert refused.value.status == 403  # only routers may ask this site
+        if os.environ.get(SERVER_ENV, "own") == "own":
+            await frames_without_end_hold_up_nobody(processes)
 
         socket = await client.ws_connect(f"{live}/items/1")
         processes.running["site"].send_signal(signal.SIGTERM)
