@@ -1,14 +1,17 @@
 """What the router's page is told, and what an operator may do by it."""
 
 import json
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from edge_router.activity import TOKEN_GAPS_MS, RouterActivity
+from edge_router.activity import TOKEN_GAPS_MS, Operations, RouterActivity
+from edge_router.site_orders import Answered
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import FirstThen, Router, continued_stream, end_it, router, sites
+from wire.errors import ApiError
 from wire.headers import HOP_SECRET_ENV
 from wire.hints import SLEEP_PATH, WAKE_PATH
 from wire.status import Place
@@ -86,6 +89,40 @@ async def test_an_order_reaches_the_site_and_its_refusal_the_operator(action: st
         assert [request.path for request in fakes[0].seen][-1] == path
         assert json.loads(fakes[0].bodies[-1]) == {"model": "ember"}
         assert status in (202, 409), told
+
+
+@pytest.mark.parametrize(
+    ("answered", "timeline", "order"),
+    [
+        (Answered(200, "{}"), "b'{}'", "None"),
+        (Answered(202, "{}"), "upstream_timeout: ams1: {}", "None"),
+        (Answered(0, "no answer"), "upstream_timeout: ams1: no answer", "upstream_timeout: ams1: no answer"),
+        (
+            Answered(409, '{"error": {"message": "no"}}'),
+            'upstream_timeout: ams1: {"error": {"message": "no"}}',
+            "conflict: ams1: no",
+        ),
+        (Answered(300, "x" * 500), "upstream_timeout: ams1: " + "x" * 200, "conflict: ams1: " + "x" * 200),
+    ],
+)
+async def test_an_operator_hears_what_a_site_says_or_why_it_does_not(
+    answered: Answered, timeline: str, order: str
+) -> None:
+    class Orders:
+        async def ask(self, *_: object) -> Answered:
+            return answered
+
+        get = post = ask
+
+    async def told(work: Awaitable[object]) -> str:
+        try:
+            return str(await work)
+        except ApiError as error:
+            return f"{error.word}: {error.message}"
+
+    operations = Operations({"ams1": cast("Any", SimpleNamespace(name="ams1"))}, cast("Any", Orders()))
+    assert await told(operations.timeline("ams1")) == timeline
+    assert await told(operations.by_name()["wake"]("ams1", "ember")) == order
 
 
 async def test_orders_that_make_no_sense_are_refused_by_name() -> None:

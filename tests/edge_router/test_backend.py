@@ -145,6 +145,16 @@ async def test_draining_is_honoured_at_once_and_ends_with_the_next_life() -> Non
     assert await site.good() == "healthy"
 
 
+async def test_a_site_that_refuses_a_request_because_it_drains_drains_until_its_status_says_otherwise() -> None:
+    site = Probes()
+    await site.good()
+    assert site.backend.view().state == "healthy"
+    site.backend.refused_draining()
+    assert (site.backend.state, site.backend.detail) == ("draining", "the site is draining")
+    assert site.backend.view().state == "draining", "at once"
+    assert await site.good() == "healthy"
+
+
 async def test_a_draining_site_that_stops_answering_is_unhealthy() -> None:
     site = Probes()
     await site.good(draining=True)

@@ -100,6 +100,16 @@ def test_a_database_with_damaged_bytes_costs_no_request(file: Path, tmp_path: Pa
         assert database.place(address) is None or isinstance(database.place(address), Place)
 
 
+def test_without_a_database_a_front_ends_word_is_all_that_is_known(file: Path) -> None:
+    places = ClientPlaces.of(ClientsConfig(front_ends=("10.0.0.0/8",)))
+    assert places.database is None
+    assert places.place("10.1.2.3", "1.5,2.5", is_hop=False) == Place("client", 1.5, 2.5)
+    assert places.place("10.1.2.3", "", is_hop=False) is None
+    with_both = ClientPlaces.of(ClientsConfig(front_ends=("10.0.0.0/8",), geo_database=str(file)))
+    assert with_both.place("10.1.2.3", "1.5,2.5", is_hop=False) == Place("client", 1.5, 2.5)
+    assert with_both.place("192.0.2.7", "", is_hop=False) == Place("client", 52.31, 4.76)
+
+
 def test_what_cannot_be_used_stops_the_start_with_the_reason(tmp_path: Path) -> None:
     countries = write(tmp_path / "country.mmdb", {"192.0.2.0/24": {"country": {"iso_code": "NL"}}}, "GeoLite2-Country")
     with pytest.raises(ConfigError, match=r"no coordinates.*GeoLite2-Country.*cities"):

@@ -5,8 +5,10 @@ import errno
 import os
 import resource
 import signal
+import struct
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from edge_router.app import build_app
 from edge_router.durable import DurableStreams
 from edge_router.journal import AnswerBegun, Entry, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
+from edge_router.request import Head
 from sites.config import ConfigError
 from sites.network import DurableConfig
 from tests.edge_router.builders import Clock, network
@@ -34,6 +37,7 @@ from tests.edge_router.fakes import (
 from tests.edge_router.test_durable import ALICE, ASKED, BOB, DURABLE, data, events, read_again
 from tests.edge_router.test_serve import network_file, process, ready
 from wire.continuation import ResumePoint
+from wire.errors import ApiError
 from wire.usage import ResourceUse
 from wire.usage_records import MeteredRequest, UsageRecord
 
@@ -351,6 +355,71 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         while os.listdir(tmp_path):  # its file goes in a thread
             await asyncio.sleep(0.01)
         assert (await read_again(other, name))[0] == 404
+
+
+async def test_a_journal_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: JournalFile, entry: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    journals = Journals(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(JournalFile, "append", fail)
+        assert await journals.begin(NAME, ASKED) is None
+    assert os.listdir(tmp_path) == []
+    made = await journals.begin(NAME, ASKED)
+    assert made is not None
+    made.release()
+    journals.close()
+
+
+async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+    entry = b'["Later", 1]'
+    (tmp_path / NAME).write_bytes(struct.pack("!II", len(entry), zlib.crc32(entry)) + entry)
+    journals = Journals(tmp_path)
+    with pytest.raises(OSError, match="is another version's"):
+        journals.parts(NAME)
+    journals.close()
+
+
+async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = DurableStreams(DurableConfig(directory=str(tmp_path)), Clock())
+    assert streams.journals is not None
+    journal = await streams.journals.begin(NAME, ASKED)
+    assert journal is not None
+
+    def fail(self: JournalFile) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(JournalFile, "read", fail)
+    with pytest.raises(ApiError, match="there is no such stream"):
+        await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant)
+    request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
+    record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
+    assert streams.as_kept(record) is record, "rather billed twice than not at all"
+    journal.release()
+    await streams.close()
+
+
+async def test_it_sweeps_again_after_a_sweep_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journals, swept = Journals(tmp_path), asyncio.Event()
+    loop, results = asyncio.get_running_loop(), iter([OSError("a disk that is gone"), None])
+
+    def sweep(keep_s: float, max_bytes: float) -> None:
+        if (error := next(results, None)) is not None:
+            raise error
+        loop.call_soon_threadsafe(swept.set)
+
+    monkeypatch.setattr(journals, "sweep", sweep)
+    sweeping = asyncio.create_task(journals.run(0.0, 0.0))
+    await asyncio.wait_for(swept.wait(), 10)
+    sweeping.cancel()
+    await asyncio.gather(sweeping, return_exceptions=True)
+    assert "a disk that is gone" in caplog.text
+    journals.close()
 
 
 def test_a_folder_of_journals_needs_the_networks_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

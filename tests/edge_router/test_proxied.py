@@ -11,6 +11,7 @@ from edge_router.upstream import Lost
 from sites.network import RelayConfig
 from tests.edge_router.test_pace import request
 from wire.continuation import AnswerName, ResumePoint
+from wire.errors import ApiError
 from wire.usage import ResourceUse
 
 RELAY = RelayConfig(max_losses=2, max_tries=3, continue_within_s=30.0, first_byte_timeout_s=60.0)
@@ -167,6 +168,15 @@ def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -
     fresh = proxied()
     fresh.go_on(BegunAnswer(begun.name, DeliveryLog(), ""), 40.0)
     assert (fresh.recovery.lost, fresh.request.answer_name) == (None, begun.name)
+
+
+def test_what_another_router_has_told_too_much_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = DeliveryLog()
+    log.add(ResumePoint(0, (1, 2, 3)))
+    monkeypatch.setattr("edge_router.relay.MAX_DELIVERED_BYTES", 1)
+    with pytest.raises(ApiError, match=r"the router was lost before the end of its answer: .*too long") as refused:
+        proxied().go_on(BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2"), 40.0)
+    assert refused.value.word == "upstream_lost"
 
 
 def test_the_site_that_answers_is_known_and_when_its_stream_began() -> None:

@@ -166,3 +166,28 @@ async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
     await response.write(DONE)
     await asyncio.sleep(0.03)
     return response
+
+
+async def test_a_fault_of_the_router_itself_is_told_and_counted_and_frees_what_was_under_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+
+        async def fail(proxied: object) -> None:
+            raise ValueError("a fault")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(running.proxy.selector, "next_site", fail)
+            async with running.chat(headers={"x-request-id": "mine-1"}) as response:
+                assert response.status == 500
+                told = (await response.json())["error"]
+        assert (told["code"], "its log has the reason under this request id" in told["message"]) == (
+            "internal_error",
+            True,
+        )
+        assert "request mine-1 failed inside the router" in caplog.text
+        assert running.counted("pilotlight_router_requests_total", site="", outcome="internal_error") == 1
+        assert running.counted("pilotlight_router_open_requests") == 0
+        assert not running.proxy.under_way
+        async with running.chat() as response:
+            assert response.status == 200

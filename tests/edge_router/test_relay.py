@@ -21,6 +21,7 @@ from edge_router.relay import (
 from wire.continuation import (
     DRAIN_NOTICE,
     NOTHING_DELIVERED,
+    ContinuationError,
     Delivered,
     Delivery,
     ResumePoint,
@@ -123,6 +124,19 @@ def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_th
     assert log.num_tokens == before.count(b":pl [0,[1]]\ndata: b\n\n") == client.count(b"data: b")
     last = max((i for i, raw in enumerate(before) if b"data: b" in raw), default=-1)
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
+
+
+def test_an_answer_that_is_too_long_to_be_told_to_another_site_is_not_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = DeliveryLog()
+    log.add(ResumePoint(0, (1000,) * 100))
+    size = len(log.delivery())
+    monkeypatch.setattr("edge_router.relay.MAX_DELIVERED_BYTES", size)
+    assert len(log.delivery()) == size
+    monkeypatch.setattr("edge_router.relay.MAX_DELIVERED_BYTES", size - 1)
+    with pytest.raises(ContinuationError, match="too long to be continued: 100 tokens"):
+        log.delivery()
 
 
 def test_a_choice_that_has_ended_does_not_go_on() -> None:

@@ -235,3 +235,14 @@ def test_what_cannot_be_chosen_from_is_named() -> None:
         sample(torch.zeros(3, 7), batch)
     with pytest.raises(ArgumentError, match="sample: logits has stride 2 in dimension 1"):
         sample(torch.zeros(7, 2).T, batch)
+
+
+def test_rows_that_are_drawn_and_rows_that_are_not_choose_as_if_they_were_alone() -> None:
+    logits = on_device(torch.randn(4, 42, generator=torch.Generator().manual_seed(3), device="cpu"))
+    rows = [SamplingRow(2.0 * (i % 2), None, 1.0, 0.0, 7 + i, i) for i in range(4)]
+    ids, tops = sample(logits, SamplingBatch.of(rows, 42, on_device))
+    alone = [sample(logits[i : i + 1], SamplingBatch.of([row], 42, on_device)) for i, row in enumerate(rows)]
+    assert ids.tolist() == [each.item() for each, _ in alone]
+    assert tops.tolist() == logits.amax(-1).tolist()
+    assert ids[::2].tolist() == logits.argmax(-1)[::2].tolist()
+    assert ids[1::2].tolist() != logits.argmax(-1)[1::2].tolist(), "the seeds were chosen so"

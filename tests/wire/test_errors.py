@@ -33,6 +33,30 @@ def test_a_workers_ai_body_is_the_documented_envelope() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("word", "status", "kind"),
+    [
+        ("invalid_request", 400, "invalid_request_error"),
+        ("unauthorized", 401, "authentication_error"),
+        ("quota_exceeded", 429, "rate_limit_error"),
+        ("overloaded", 529, "overloaded_error"),
+        ("draining", 529, "overloaded_error"),
+        ("upstream_timeout", 504, "timeout_error"),
+        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no type of its own
+        ("headers_too_large", 431, "invalid_request_error"),
+        ("not_implemented", 501, "api_error"),
+        ("upstream_lost", 502, "api_error"),
+    ],
+)
+def test_an_anthropic_body_has_the_type_nearest_to_its_status(word: str, status: int, kind: str) -> None:
+    error = ApiError(word, "Say what to change.")
+    assert error.status(Dialect.ANTHROPIC) == status
+    assert error.body(Dialect.ANTHROPIC) == {
+        "type": "error",
+        "error": {"type": kind, "message": "Say what to change.", "code": word},
+    }
+
+
 def test_retry_after_is_at_least_one_second() -> None:
     assert ApiError("overloaded", "Full.", retry_after_s=0.2).headers() == [("retry-after", "1")]
     assert ApiError("overloaded", "Full.").headers() == []

@@ -6,14 +6,15 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import openai
 import pytest
 from aiohttp import web
 
 from edge_router.batches import queue, store
-from tests.edge_router.builders import model_status
+from tests.edge_router.builders import model_status, site_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.test_usage import ACME, BOB, metered, usage
 from wire.usage import USAGE
@@ -300,3 +301,19 @@ async def test_a_router_without_a_ledger_says_where_batches_would_be() -> None:
     async with sites("ams1") as fakes, router(fakes) as running, client(running) as made:
         with pytest.raises(openai.NotFoundError, match=r"ledger\.directory"):
             await made.batches.list()
+
+
+@pytest.mark.parametrize(
+    ("status", "outstanding", "is_idle"),
+    [
+        (None, 0, False),  # nothing is known of it
+        (site_status(), 0, True),
+        (site_status(inflight=queue.IDLE_BELOW - 1), queue.IDLE_BELOW - 1, True),
+        (site_status(inflight=queue.IDLE_BELOW), 0, False),
+        (site_status(), queue.IDLE_BELOW, False),
+        (site_status(models=(model_status(), model_status("other", waiting=1))), 0, False),
+        (site_status(models=(model_status(queued_tokens=1),)), 0, False),
+    ],
+)
+def test_a_site_is_idle_where_nobody_waits_and_few_are_at_work(status: Any, outstanding: int, is_idle: bool) -> None:
+    assert queue._is_idle(cast("Any", SimpleNamespace(status=status, outstanding=outstanding))) is is_idle

@@ -1,6 +1,5 @@
 """Places for a ledger: its directory, and the store of either kind."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +11,10 @@ from edge_router.ledger.postgres_store import PostgresStore
 from edge_router.ledger.prices import PriceList
 from edge_router.ledger.sqlite_store import SqliteStore
 from edge_router.ledger.store import UsageStore
-from load_tests.postgres import Postgres, running_postgres
+from load_tests.postgres import Postgres
 from sites.network import LedgerConfig, PriceConfig
 
 PRICES = PriceList([PriceConfig(model="m", input=1.0, cached_input=0.0, output=2.0)], "USD")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    try:
-        with running_postgres() as server:
-            yield server
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 class Place(NamedTuple):

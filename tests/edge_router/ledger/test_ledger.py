@@ -281,6 +281,20 @@ async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_co
     await again.close()
 
 
+async def test_of_a_store_that_cannot_be_read_a_router_knows_what_waits_to_be_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place.kind, "add", _refuse)
+    monkeypatch.setattr(place.kind, "usage", _refuse)
+    kept = place.ledger(when_failing="serve")
+    used(kept)
+    (row,) = kept.used_since(0.0)
+    assert row == {"account": "acme", "prompt_tokens": 10, "output_tokens": 20, "cost": COST}
+    with pytest.raises(ApiError, match="cannot be read: database or disk is full"):
+        await kept.usage(UsageQuery())
+    await kept.close()
+
+
 def _refuse(*_: Any) -> None:
     raise UsageStoreError("database or disk is full")
 

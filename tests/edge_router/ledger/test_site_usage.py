@@ -165,3 +165,24 @@ async def test_a_stores_identity_stays(place: Place, tmp_path: Path) -> None:
     again = place.ledger()
     assert await again.identity() == identity != ""
     await again.close()
+
+
+async def test_it_asks_on_after_whatever_went_wrong(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, rounds = Made(place, tmp_path), iter([UsageStoreError("it is away"), ValueError("a fault"), None])
+    monkeypatch.setattr("edge_router.ledger.site_usage.ASK_EVERY_S", 0)
+
+    async def collect() -> None:
+        if (error := next(rounds, EndedError())) is not None:
+            raise error
+
+    monkeypatch.setattr(made.collecting, "collect", collect)
+    with pytest.raises(EndedError):
+        await made.collecting.run()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    await made.close()
+
+
+class EndedError(BaseException):
+    """What ends the test's loop."""

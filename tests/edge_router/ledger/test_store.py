@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from edge_router.ledger.sqlite_store import SqliteStore
-from edge_router.ledger.store import UsageQuery
+from edge_router.ledger.store import UsageQuery, UsageStoreError
 from load_tests.postgres import Postgres
 from tests.edge_router.ledger.conftest import Place, empty
 from wire.usage import ResourceUse
@@ -117,3 +117,16 @@ def test_routers_that_start_at_once_make_one_table(tmp_path: Path, postgres: Pos
     assert row["requests"] == 5
     for store in stores:
         store.close()
+
+
+def test_a_question_that_takes_too_long_is_interrupted_and_the_next_one_answered(tmp_path: Path) -> None:
+    store = Place(tmp_path).store()
+    assert isinstance(store, SqliteStore)
+    store.interrupt()  # nothing is open
+    store.add([record(1)])
+    assert store._connection is not None
+    store._connection.set_progress_handler(store.interrupt, 1)  # while it computes
+    with pytest.raises(UsageStoreError, match="interrupted"):
+        store.usage(UsageQuery())
+    assert len(store.usage(UsageQuery())) == 1
+    store.close()

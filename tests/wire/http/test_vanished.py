@@ -1,12 +1,17 @@
 """A client that acknowledges nothing has vanished; one that reads nothing has not."""
 
+import asyncio
 import socket
 import struct
 import sys
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from tests.asgi import eventually
+from tests.edge_router.raw import wire
+from tests.wire.http.test_server import served
 from wire.http.server import SILENT_MS, has_vanished, is_silent
 
 
@@ -46,3 +51,23 @@ def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: p
             assert client.getpeername() == server.getsockname()
             info = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
             assert has_vanished(server) == (struct.unpack_from("=I", info, 24)[0] > 0)
+
+
+async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.01)
+    at_work, ended = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        at_work.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.set()
+
+    async with served(app) as server, wire(server.url) as idle, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await at_work.wait()
+        monkeypatch.setattr("wire.http.server.has_vanished", lambda sock: sock is not None)
+        await asyncio.wait_for(ended.wait(), 10)
+        await eventually(lambda: len(server.connections) == 1)
+        assert server.cut["vanished"] == 1
+        assert not idle.reader.at_eof(), "who asks nothing may be silent"

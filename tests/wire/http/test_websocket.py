@@ -277,6 +277,27 @@ async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_
         await asyncio.wait_for(sending, 5)
 
 
+async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
+    async with Peer() as peer:
+        peer.socket.pause_writing()
+        sending = asyncio.create_task(peer.socket.send("x"))
+        await asyncio.sleep(0)
+        peer.socket.resume_writing()
+        await asyncio.wait_for(sending, 5)
+        await asyncio.wait_for(peer.socket.send("y"), 5)
+        assert peer.transport.written == b"\x81\x01x\x81\x01y"
+
+
+async def test_a_connection_that_is_gone_when_it_becomes_a_socket_is_a_lost_one() -> None:
+    lost: list[bool] = []
+    transport = Transport()
+    transport.close()
+    socket = WebSocket(
+        transport, is_client=False, early=frame(TEXT, b"x"), max_message_bytes=9, on_lost=lambda: lost.append(True)
+    )
+    assert (await socket.receive(), lost) == (WebSocketClose(1006), [True])
+
+
 async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wire.http.websocket.CLOSE_S", 0.05)
     for answer in (frame(CLOSE, struct.pack("!H", 1000)), frame(TEXT, b"not yet")):
@@ -363,6 +384,43 @@ async def test_a_refusal_is_a_plain_response() -> None:
             assert head.split()[1] == status
             assert rest == (b"no" if status == b"418" else b"")
             await eventually(lambda app=app: app.heard[-1]["type"] == "websocket.disconnect")
+
+
+async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> None:
+    accept = {"type": "websocket.accept"}
+    ends: tuple[tuple[dict[str, Any], bytes], ...] = (
+        ({"code": 4000, "reason": "bye"}, b"\x88\x05\x0f\xa0bye"),
+        ({}, b"\x88\x02\x03\xe8"),
+        ({"code": None, "reason": None}, b"\x88\x02\x03\xe8"),
+    )
+    for end, said in ends:
+        app = App(accept, {"type": "websocket.close", **end})
+        async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+            await shaken(client)
+            await client.say(frame(CLOSE))
+            assert await client.hear_all() == said
+
+
+@pytest.mark.parametrize(
+    "answers", [("websocket.accept", "websocket.accept"), ("websocket.send",), ("http.response.start",)]
+)
+async def test_an_application_that_speaks_out_of_turn_is_told_and_so_is_its_client(answers: tuple[str, ...]) -> None:
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for kind in answers:
+            try:
+                await send({"type": kind, "text": "x", "status": 200, "headers": []})
+            except ValueError as error:
+                heard.append(str(error))
+                raise
+
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        is_accepted = answers[0] == "websocket.accept"
+        assert (await shaken(client)).split()[1] == (b"101" if is_accepted else b"500")
+        await client.say(frame(CLOSE))
+        assert (await client.hear_all() == b"\x88\x02\x03\xf3") is is_accepted
+    assert heard == [f"{answers[-1]} {'behind' if is_accepted else 'before'} websocket.accept"]
 
 
 @pytest.mark.parametrize(

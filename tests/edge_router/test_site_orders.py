@@ -1,0 +1,60 @@
+"""Orders to sites: signed for one site and its clock, with an answer that is bounded and says why there is none."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from edge_router.site_clocks import SiteClocks
+from edge_router.site_orders import Answered, SiteAnswer, SiteOrders
+from tests.edge_router.fakes import FakeSite, answer, hang, sites
+from wire.hints import WAKE_PATH, WakeHint
+
+SECRET = "a secret of these tests"
+
+
+@pytest.mark.parametrize(("secret", "status"), [(SECRET, 202), ("another", 403), (None, 403)])
+async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_clock(
+    secret: str | None, status: int
+) -> None:
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
+        site.secret, site.clock_ahead_s, site.behave = SECRET, 3600.0, answer(202, {"is": "heard"})
+        clocks = SiteClocks(["ams1"])
+        clocks.is_told("ams1", clocks.now_s("ams1") + 3600.0)
+        orders = SiteOrders(session, {"ams1": site.url}, secret, clocks)
+        answered = await orders.post("ams1", WAKE_PATH, WakeHint("ember"))
+        assert answered.status == status
+        if status == 202:
+            assert answered == Answered(202, '{"is": "heard"}')
+            assert site.bodies == [b'{"model":"ember"}']
+            assert site.seen[0].content_type == "application/json"
+            assert (await orders.get("ams1", "/timeline")).status == 202
+            assert (site.seen[1].method, site.seen[1].path) == ("GET", "/timeline")
+        else:
+            assert site.bodies == []
+
+
+async def test_what_is_no_answer_says_why() -> None:
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
+        orders = SiteOrders(session, {"ams1": site.url}, None, SiteClocks([]))
+        site.behave = hang
+        assert await orders.exchange("GET", "ams1", "/x", timeout_s=0.05) == SiteAnswer(0, b"no answer within 0.05 s")
+        await site.stop()
+        told = await orders.exchange("GET", "ams1", "/x")
+        assert (told.status, told.body.startswith(b"cannot connect to 127.0.0.1:%d: " % site.port)) == (0, True)
+
+
+async def test_an_answer_without_end_is_cut() -> None:
+    async def endless(site: FakeSite, request: web.Request) -> web.StreamResponse:
+        response: Any = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(1 << 16))
+
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
+        site.behave = endless
+        orders = SiteOrders(session, {"ams1": site.url}, None, SiteClocks([]))
+        told = await orders.exchange("GET", "ams1", "/x", most_bytes=1 << 18)
+        assert told.status == 200
+        assert 1 << 18 <= len(told.body) <= (1 << 18) + (1 << 20)
