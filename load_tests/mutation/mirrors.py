@@ -162,7 +162,7 @@ _TESTS = {
     "dialects/kept_responses.py": "dialects/test_kept_responses",
     "sites/rules.py": "sites/test_rules sites/test_config sites/test_agreement sites/test_validation_errors",
     "sites/site.py": "sites/test_config sites/test_agreement sites/test_validation_errors",
-    "edge_router/batches/queue.py": "edge_router/batches/test_batches",
+    "edge_router/batches/queue.py": "edge_router/batches/test_queue edge_router/batches/test_batches",
     "edge_router/batches/store.py": "edge_router/batches/test_store edge_router/batches/test_batches",
     "edge_router/selection.py": "edge_router/test_selection edge_router/test_pace edge_router/test_choice edge_router/test_retries "
     "edge_router/test_session",
@@ -276,7 +276,7 @@ _TESTS = {
     "engine/kv/peers/link.py": "engine/kv/peers/test_peers",
     "engine/kv/peers/messages.py": "engine/kv/peers/test_peers",
     "kernels/masks.py": "engine/test_constrained_answers kernels/test_bad_input",
-    "edge_router/batches/lines.py": "edge_router/batches/test_batches edge_router/batches/test_store",
+    "edge_router/batches/lines.py": "edge_router/batches/test_lines edge_router/batches/test_batches edge_router/batches/test_store",
     "edge_router/batches/routes.py": "edge_router/batches/test_batches",
     "edge_router/bundles.py": "edge_router/test_deployments edge_router/test_bundles",
     "edge_router/hints.py": "edge_router/test_hints",

@@ -6,15 +6,14 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import openai
 import pytest
 from aiohttp import web
 
-from edge_router.batches import queue, store
-from tests.edge_router.builders import model_status, site_status
+from edge_router.batches import queue, routes, store
+from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
 from tests.edge_router.test_usage import ACME, BOB, metered, usage
 from wire.usage import USAGE
@@ -303,17 +302,76 @@ async def test_a_router_without_a_ledger_says_where_batches_would_be() -> None:
             await made.batches.list()
 
 
+async def test_lists_come_in_pages_that_say_where_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+
+        async def files(**query: str) -> tuple[list[str], Any]:
+            url = running.url + "/v1/files"
+            async with running.http.get(url, params=query, headers=ACME) as response:
+                told = await response.json()
+            return [each["id"] for each in told.get("data", ())], told
+
+        none, told = await files()
+        assert (none, told["first_id"], told["last_id"], told["has_more"]) == ([], None, None, False)
+        for i in range(5):
+            await made.files.create(file=(f"{i}.jsonl", lines(str(i))), purpose="batch")
+        every, told = await files()
+        assert (len(every), told["has_more"]) == (5, False)
+        first, told = await files(limit="2")
+        assert (first, told["first_id"], told["last_id"], told["has_more"]) == (every[:2], every[0], every[1], True)
+        assert await files(limit="3", after=every[1]) == (
+            every[2:],
+            {
+                **told,
+                "data": (await files())[1]["data"][2:],
+                "first_id": every[2],
+                "last_id": every[4],
+                "has_more": False,
+            },
+        )
+        assert (await files(purpose="batch_output"))[0] == []
+        assert (await files(purpose="batch", limit="10000"))[0] == every
+        for query in ({"limit": "0"}, {"limit": "10001"}, {"limit": "x"}, {"limit": "\u00b2"}, {"after": "file-0"}):
+            error = (await files(**query))[1]["error"]
+            assert (error["code"], error["param"]) == ("invalid_request", *query), query
+        monkeypatch.setattr(routes, "MOST_LISTED", 4)
+        assert ((await files())[0], (await files())[1]["has_more"]) == (every[:4], True)
+
+
 @pytest.mark.parametrize(
-    ("status", "outstanding", "is_idle"),
+    ("method", "path", "body", "code", "param"),
     [
-        (None, 0, False),  # nothing is known of it
-        (site_status(), 0, True),
-        (site_status(inflight=queue.IDLE_BELOW - 1), queue.IDLE_BELOW - 1, True),
-        (site_status(inflight=queue.IDLE_BELOW), 0, False),
-        (site_status(), queue.IDLE_BELOW, False),
-        (site_status(models=(model_status(), model_status("other", waiting=1))), 0, False),
-        (site_status(models=(model_status(queued_tokens=1),)), 0, False),
+        ("PUT", "/v1/files", {}, "method_not_allowed", None),
+        ("POST", "/v1/files/FILE", {}, "method_not_allowed", None),
+        ("DELETE", "/v1/files/FILE/content", None, "method_not_allowed", None),
+        ("DELETE", "/v1/batches/x", None, "method_not_allowed", None),
+        ("GET", "/v1/batches/x/cancel", None, "method_not_allowed", None),
+        ("GET", "/v1/files/none", None, "not_found", None),
+        ("POST", "/v1/batches", {"endpoint": "/v1/x"}, "invalid_request", "endpoint"),
+        ("POST", "/v1/batches", {"completion_window": "1h"}, "invalid_request", "completion_window"),
+        ("POST", "/v1/batches", {"input_file_id": 7}, "invalid_request", "input_file_id"),
+        ("POST", "/v1/batches", {"metadata": []}, "invalid_request", "metadata"),
+        ("POST", "/v1/batches", {"metadata": {"a": 1}}, "invalid_request", "metadata"),
+        ("POST", "/v1/batches", {"metadata": {"a" * 65: ""}}, "invalid_request", "metadata"),
+        ("POST", "/v1/batches", {"metadata": {"a": "b" * 513}}, "invalid_request", "metadata"),
+        ("POST", "/v1/batches", {"metadata": {str(i): "" for i in range(17)}}, "invalid_request", "metadata"),
+        ("POST", "/v1/batches", {"metadata": {f"{i:064}": "b" * 512 for i in range(16)}}, None, None),
     ],
 )
-def test_a_site_is_idle_where_nobody_waits_and_few_are_at_work(status: Any, outstanding: int, is_idle: bool) -> None:
-    assert queue._is_idle(cast("Any", SimpleNamespace(status=status, outstanding=outstanding))) is is_idle
+async def test_what_cannot_be_asked_of_files_and_batches_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any, code: str, param: str
+) -> None:
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+        file = await made.files.create(file=("asked.jsonl", b"no line"), purpose="batch")
+        url = running.url + path.replace("FILE", file.id)
+        if path == "/v1/batches":
+            body = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": file.id, **body}
+        async with running.http.request(method, url, json=body, headers=ACME) as response:
+            told = await response.json()
+        if code is None:
+            assert (told["status"], told["metadata"]) == ("failed", body["metadata"])
+        else:
+            assert (told["error"]["code"], told["error"]["param"]) == (code, param)
+        assert (await made.files.content(file.id)).content == b"no line"
