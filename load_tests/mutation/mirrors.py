@@ -169,7 +169,7 @@ _TESTS = {
     "edge_router/router.py": "edge_router/test_serve edge_router/test_durable edge_router/test_journal edge_router/test_usage "
     "edge_router/test_tracing edge_router/test_operation",
     "edge_router/routes.py": "edge_router/test_operation edge_router/test_serve edge_router/test_scopes edge_router/test_objectives",
-    "edge_router/finetunes.py": "edge_router/test_finetunes edge_router/test_data_places",
+    "edge_router/finetunes.py": "edge_router/test_routed_finetunes edge_router/test_finetunes edge_router/test_data_places",
     "runtime/functions/sdk/workers/workflows.py": "runtime/functions/sdk/test_workflows",
     "runtime/functions/host/zygote_main.py": "runtime/functions/host/test_zygotes runtime/functions/host/test_isolates",
     "runtime/functions/bindings/durable_objects.py": "runtime/functions/sdk/test_objects runtime/functions/bindings/test_object_store",
@@ -208,7 +208,7 @@ _TESTS = {
     "edge_router/tracing.py": "edge_router/test_tracing",
     "edge_router/downstream.py": "edge_router/test_downstream edge_router/test_clients edge_router/test_tunnels edge_router/test_http_edges",
     "edge_router/client_places.py": "edge_router/test_client_places",
-    "edge_router/routed_finetunes.py": "edge_router/test_finetunes",
+    "edge_router/routed_finetunes.py": "edge_router/test_routed_finetunes edge_router/test_finetunes",
     "edge_router/tunnels.py": "edge_router/test_tunnels",
     "edge_router/activity.py": "edge_router/test_activity",
     "runtime/functions/sdk/workers/workflow_steps.py": "runtime/functions/sdk/test_workflows",

@@ -126,6 +126,15 @@ async def test_a_body_has_a_time_for_each_pause_and_one_for_all_of_it(looks: tup
     assert refused.value.word == "request_timeout"
 
 
+async def test_a_body_that_pauses_for_less_than_its_time_is_read_on() -> None:
+    client = Client(part(b"a"))
+
+    def goes_on(downstream: Downstream, began: float) -> None:
+        client.say(part(b"b", more=False))
+
+    assert await looked_at(client, client.downstream.body(4, 2.0, 5.0), at(1.9), goes_on) == b"ab"
+
+
 async def test_a_body_that_is_whole_has_no_time_limit_any_more() -> None:
     client = Client(part(b"a", more=False))
     assert await looked_at(client, client.downstream.body(4, 2.0, 5.0), at(1.0)) == b"a"

@@ -50,6 +50,22 @@ async def test_all_are_looked_at_again_and_again_and_who_has_left_is_not() -> No
     assert max(since for each in all_of_them for _, since in each.looks) == NEVER
 
 
+async def test_whatever_else_has_come_goes_between() -> None:
+    watch, num_turns, at_turns = SilenceWatch(0.001), 0, list[int]()
+
+    class Noting(Waiting):
+        def look(self, now: float, awake_since: float) -> None:
+            at_turns.append(num_turns)
+
+    watch.watched.update(Noting() for _ in range(3 * LOOKED_AT_ONCE))
+    async with running(watch):
+        while len(at_turns) < 3 * LOOKED_AT_ONCE:
+            num_turns += 1
+            await asyncio.sleep(0)
+    firsts = at_turns[: 3 * LOOKED_AT_ONCE : LOOKED_AT_ONCE]
+    assert firsts[0] < firsts[1] < firsts[2]
+
+
 async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
     watch = SilenceWatch(0.001)
     each_ends_the_others: list[Waiting] = [Waiting() for _ in range(LOOKED_AT_ONCE // 2)]

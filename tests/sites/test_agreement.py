@@ -100,6 +100,11 @@ SITES: list[tuple[str, Tables, Tables]] = [
     ("kv_gib is more than any machine has", engine(kv_gib=float("inf")), engine(kv_gib=1e9)),
     ("max_body_mib is more than", {"limits": {"max_body_mib": 1e308}}, {"limits": {"max_body_mib": 1.0}}),
     ("devices are both given", engine(device="cpu", devices=["cpu"]), engine(devices=["cpu"])),
+    (
+        "devices are both given",
+        engine(hosts=[{"device": "cpu", "devices": ["cpu", "cpu"]}]),
+        engine(hosts=[{"devices": ["cpu", "cpu"]}]),
+    ),
     ("each host names its own", engine(device="cpu", hosts=[{"device": "cpu"}]), engine(hosts=[{"device": "cpu"}])),
     ("no host answers", engine(hosts=SPLIT[:1], **KV), engine(hosts=SPLIT, **KV)),
     ("no host computes prompts", engine(hosts=SPLIT[1:], **KV), engine(hosts=SPLIT, **KV)),

@@ -8,7 +8,7 @@ import pytest
 from sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse
 from sites.network import NETWORK_FILE, NetworkConfig, load_network
 from sites.schema import FILES, HERE, render
-from sites.site import LOCAL, SiteConfig, load_site
+from sites.site import LOCAL, SiteConfig, load_keys, load_site
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
 
@@ -136,3 +136,40 @@ def test_a_secret_that_could_be_guessed_is_refused_by_its_name(monkeypatch: pyte
     monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * (MIN_SECRET_BYTES - 1))
     with pytest.raises(ConfigError, match="PILOTLIGHT_TEST_SECRET is shorter than 16 bytes"):
         check_secrets("PILOTLIGHT_TEST_SECRET")
+
+
+def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nname = "k"\nkey_sha256 = "%s"\naccount = "a"\n' % ("0" * 64))
+    with pytest.raises(ConfigError, match=r"keys.toml: .*of the account 'a', and no \[\[accounts\]\]"):
+        load_keys(file)
+    file.write_text(file.read_text() + '[[accounts]]\nname = "a"\n')
+    kept = load_keys(file)
+    assert ([key.name for key in kept.keys], [account.name for account in kept.accounts]) == (["k"], ["a"])
+
+
+def test_a_file_of_the_form_before_accounts_says_what_to_write_instead() -> None:
+    assert refusal(site(tenants=[])).startswith("ams1.toml: [[tenants]] is no longer read: write each as [[keys]]")
+
+
+@pytest.mark.parametrize(
+    ("otlp", "taken"),
+    [("http://127.0.0.1:4318/", "http://127.0.0.1:4318"), ("http://c:1", "http://c:1"), (None, None)],
+)
+def test_a_collectors_url_is_taken_with_or_without_its_last_slash(otlp: str | None, taken: str | None) -> None:
+    telemetry = {} if otlp is None else {"otlp": otlp}
+    assert parse(SiteConfig, site(telemetry=telemetry), "ams1.toml").telemetry.otlp == taken
+    assert "telemetry" in refusal(site(telemetry={"otlp": "collector:4317"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"name": "a" * 200}, "name: must"),
+        ({"engine": {"kv_host_gib": -1}}, "engine.kv_host_gib: must be at least 0, not -1"),
+        ({"models": []}, "models: must have at least 1 item, not 0"),
+        ({"listen": {"port": 70000}}, "listen.port: must be at least 0 and at most 65535, not 70000"),
+    ],
+)
+def test_a_value_beyond_its_bounds_is_told_with_them(changes: dict[str, object], complaint: str) -> None:
+    assert complaint in refusal(site(**changes))

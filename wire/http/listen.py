@@ -45,7 +45,6 @@ def bind(host: str, port: int) -> socket.socket:
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind((host, port))
         listener.listen(BACKLOG)
-        listener.setblocking(False)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ListenError(_bind_sentence(host, port, error)) from None

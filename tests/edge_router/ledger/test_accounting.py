@@ -126,6 +126,17 @@ async def test_a_request_reserves_what_it_may_come_to_and_settles_for_what_it_ca
     assert (use.tokens, use.cost) == (13, 12_000)
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/fn/f"), ("GET", "/v1/models")])
+async def test_what_asks_no_model_is_neither_judged_nor_written_down(method: str, path: str) -> None:
+    books = Books()
+    kept, quotas = accounting(books)
+    closed = Account("acme", models=("other",))
+    assert await kept.begin(asked(closed, method, path), own_names) is None
+    assert (books.begun, quotas.told) == ([], [])
+    with pytest.raises(ApiError, match="not open to the account"):
+        await kept.begin(asked(closed), own_names)
+
+
 async def test_nothing_is_kept_reserved_for_a_request_that_is_not_written_down() -> None:
     books = Books()
     books.is_full = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -153,6 +154,9 @@ def test_a_head_has_a_size_and_a_body_has_none_here() -> None:
     with pytest.raises(ConnectionLost, match="a head of more than 64 KiB"):
         parsed(b"HTTP/1.1 200 OK\r\nx: ", b"x" * MAX_HEAD_BYTES)
     assert parsed(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MAX_HEAD_BYTES).held_bytes == MAX_HEAD_BYTES
+    start, end = b"HTTP/1.1 200 OK\r\nx: ", b"\r\n\r\n"
+    room = b"x" * (MAX_HEAD_BYTES - len(start))
+    assert parsed(start, room, end).has_head, "as large as it may be while it is not whole"
     with pytest.raises(ConnectionLost, match="what is not HTTP"):
         parsed(b"SSH-2.0\r\n")
 
@@ -224,6 +228,81 @@ async def test_the_connection_used_last_is_given_and_those_that_waited_too_long_
     busy.send(b"GET / HTTP/1.1\r\n\r\n", b"")
     pool.put_back(busy)
     assert not transport.is_open, "its answer was not read to the end"
+
+
+async def test_of_an_origin_that_is_asked_no_more_nothing_is_kept() -> None:
+    pool, (connection, transport) = ConnectionPool(1.0), connected()
+    pool.put_back(connection)
+    transport.is_open = False  # its site has closed it
+    pool.sweep()
+    assert pool._idle == {}
+
+
+async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = [connected() for _ in range(3)]
+    opening = iter(made)
+
+    async def connect(*_: object, **__: object) -> tuple[Transport, UpstreamConnection]:
+        connection, transport = next(opening)
+        return transport, connection
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    pool = ConnectionPool(1.0)
+    for _ in made:
+        await pool.connect(PLACE)
+    pool.put_back(made[0][0])
+    pool.give_away(made[1][0])
+    pool.close()
+    assert [transport.is_open for _, transport in made] == [False, True, False]
+    assert pool.idle(PLACE) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "cannot connect to 127.0.0.1:1: Connection"),
+        (ssl.SSLError("no such certificate"), "cannot connect to 127.0.0.1:1: "),
+        (None, "127.0.0.1:1 did not take the connection within 0.01 s"),
+    ],
+)
+async def test_a_connection_that_cannot_be_made_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None, says: str
+) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(CannotConnect) as failed:
+        await ConnectionPool(0.01).connect(PLACE)
+    assert str(failed.value).startswith(says)
+    assert not isinstance(failed.value, NoDescriptors), "it is the site's fault"
+
+
+@pytest.mark.parametrize(("url", "is_tls"), [("http://h:1", False), ("https://h:1", True)])
+async def test_a_sites_certificate_is_asked_for_where_its_url_says_so(
+    monkeypatch: pytest.MonkeyPatch, url: str, is_tls: bool
+) -> None:
+    seen: list[ssl.SSLContext | None] = []
+
+    async def connect(*_: object, ssl: ssl.SSLContext | None) -> tuple[Transport, UpstreamConnection]:
+        seen.append(ssl)
+        connection, transport = connected()
+        return transport, connection
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    pool = ConnectionPool(1.0)
+    for _ in range(2):
+        await pool.connect(Origin.of(url))
+    assert seen[0] is seen[1], "one context for all"
+    if is_tls:
+        assert seen[0] is not None
+        assert (seen[0].verify_mode, seen[0].check_hostname) == (ssl.CERT_REQUIRED, True)
+    else:
+        assert seen[0] is None
 
 
 async def test_a_peer_is_read_no_further_than_its_bytes_are_taken() -> None:

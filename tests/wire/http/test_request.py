@@ -133,6 +133,14 @@ def test_a_head_that_another_reader_may_take_otherwise_is_refused(
     assert refused.value.word == word
 
 
+def test_each_request_of_a_connection_may_have_a_head_of_the_largest_size() -> None:
+    reader, events = RequestReader(64, 3), list[RequestEvent]()
+    for _ in range(4):
+        for piece in (b"GET / HTTP/1.1\r\nhost: x\r\na: ", b"b" * 20, b"\r\n\r\n"):
+            events += reader.feed(piece, 0)
+    assert [type(event) for event in events] == [Begun, Ended] * 4
+
+
 def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
     def outcome(*pieces: bytes) -> str:
         reader, events = RequestReader(64, 3), list[RequestEvent]()
