@@ -90,7 +90,7 @@ async def test_a_standstill_of_this_process_is_told_and_ordinary_delays_are_none
         before = time.monotonic()
         time.sleep(0.08)  # noqa: ASYNC251
         stood_until = time.monotonic()
-        while waiting.looks[-1][1] == NEVER:
+        while waiting.looks[-1][1] < stood_until:  # a busy machine may have stood still before, too
             await asyncio.sleep(0.001)
     now, awake_since = waiting.looks[-1]
     assert before < stood_until <= awake_since <= now
