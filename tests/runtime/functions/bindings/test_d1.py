@@ -227,6 +227,13 @@ async def test_a_script_may_have_a_statement_on_each_line(db: Face) -> None:
     assert await db.prepare("SELECT count(*) AS n FROM lines").first("n") == 4
 
 
+async def test_a_script_and_a_batch_have_so_many_statements(db: Face) -> None:
+    for script in ("", " ; \n;", "SELECT 1;" * (MAX_STATEMENTS + 1)):
+        with pytest.raises(Failure, match=f"a script has 1 to {MAX_STATEMENTS} statements, not"):
+            await db.exec(script)
+    assert (await db.exec("SELECT 1;" * 3)).count == 3
+
+
 def test_a_script_is_cut_at_semicolons_that_end_statements() -> None:
     assert statements_of(CUSTOMERS)[2].endswith("END;")
     assert statements_of("SELECT ';'; /* ; */ SELECT 1;;\n-- x;\n") == ["SELECT ';';", "/* ; */ SELECT 1;"]

@@ -192,6 +192,30 @@ async def test_values_and_metadata_beyond_the_limits_are_refused(wire: Wire) -> 
     assert await kv.get("k") == "v"
 
 
+async def test_what_is_asked_for_at_once_is_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    wired = await wire(KV)
+    monkeypatch.setattr("runtime.functions.bindings.kv.MAX_VALUE_BYTES", 1000)
+    for key in ("a", "b", "c"):
+        await wired.env["KV"].put(key, "x" * 500)
+    assert await wired.raw("KV", "get_many", ["a", "none", "b"]) == [[b"x" * 500, None], None, [b"x" * 500, None]]
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("get_many", {"keys": ["a", "b", "c"]}, "413 Total size of request exceeds the limit of 1000 bytes"),
+        ("get_many", {"keys": ["a"] * 101}, "400 You can request a maximum of 100 keys"),
+        ("get_many", {"keys": ["a", ""]}, "Key name cannot be empty"),
+        ("get_many", {"keys": ["a"], "cache_ttl": 29}, "400 Invalid cache_ttl of 29"),
+        ("get", {"key": "a", "cache_ttl": 29}, "400 Invalid cache_ttl of 29"),
+        ("list", {"prefix": "x" * 513}, "414 UTF-8 encoded length of 513 exceeds key length limit of 512"),
+        ("list", {"limit": 0}, "400 Invalid key_count_limit of 0"),
+        ("list", {"limit": 1001}, "400 Invalid key_count_limit of 1001"),
+        ("put", {"key": "a"}, "neither a value nor a stream"),
+    ]
+    for method, asked, sentence in refused:
+        with pytest.raises(Failure, match=sentence):
+            await wired.raw("KV", method, **asked)
+    assert (await wired.raw("KV", "get", key="a", cache_ttl=30))["found"]
+    assert (await wired.raw("KV", "list", prefix="x" * 512, limit=1000))["keys"] == []
+
+
 async def test_mistakes_are_named_with_what_would_be_right(wire: Wire) -> None:
     kv = (await wire(KV)).env["KV"]
     with pytest.raises(TypeError, match=r"no option 'expirationTTl'; did you mean 'expiration_ttl'"):

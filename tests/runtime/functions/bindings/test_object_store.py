@@ -13,7 +13,7 @@ import pytest
 
 from runtime.functions.bindings import object_file, object_store
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import Databases
+from runtime.functions.bindings.database import DatabaseError, Databases
 from runtime.functions.bindings.durable_objects import ObjectStorage
 from runtime.functions.bindings.object_file import ObjectFile
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
@@ -24,6 +24,11 @@ KEY = ObjectKey("Counter", ID)
 
 def num_files(folder: Path) -> int:
     return sum(1 for _ in folder.rglob("*.sqlite"))
+
+
+def kinds(folder: Path) -> set[str]:
+    """The endings of all files."""
+    return {path.suffix for path in folder.rglob("*") if path.is_file()}
 
 
 class Functions:
@@ -191,6 +196,51 @@ async def test_few_files_are_open_and_none_that_is_in_use_is_closed(
     assert await store.run(keys[0], lambda file: file.get(["x"]), numbers[0]) == {"x": 1}
     assert not store._locks
     assert not store._users
+    await store.close()
+
+
+async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_open_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ObjectStore(tmp_path, 1 << 20)
+
+    def left_open(file: ObjectFile) -> None:
+        file.put({"x": b"\x01"})
+
+    number = await store.start(KEY)
+    await store.run(KEY, left_open, number)
+    await store.reset(KEY)
+    assert not store.is_current(KEY, number)
+    with pytest.raises(Stale):
+        await store.run(KEY, left_open, number)
+    assert await store.run(KEY, lambda file: file.get(["x"])) == {}
+    monkeypatch.setattr(object_store, "MAX_INSTANCES", 2)
+    others = [ObjectKey("Counter", f"{i:064x}") for i in range(1, 4)]
+    numbers = [await store.start(key) for key in others]
+    current = [store.is_current(key, number) for key, number in zip(others, numbers, strict=True)]
+    assert current == [False, True, True], "the oldest is started anew when it is asked again"
+    await store.close()
+
+
+async def test_so_many_wait_for_one_object_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "MAX_WAITING", 2)
+    store = ObjectStore(tmp_path, 1 << 20)
+    both = [asyncio.create_task(store.run(KEY, lambda file: file.get(["x"]))) for _ in range(2)]
+    while store._users.get(KEY) != 2:
+        await asyncio.sleep(0)
+    with pytest.raises(DatabaseError, match="2 requests wait for this object's storage already"):
+        await store.run(KEY, lambda file: file.get(["x"]))
+    await asyncio.gather(*both)
+    assert await store.run(KEY, lambda file: file.get(["x"])) == {}
+    await store.close()
+
+
+async def test_a_store_that_ends_leaves_each_object_in_one_file(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path, 1 << 20)
+    for i in range(3):
+        await store.run(ObjectKey("Counter", f"{i:064}"), lambda file: file.put({"a": b"1"}))
+    await store.close()
+    assert kinds(tmp_path) == {".sqlite"}
     await store.close()
 
 

@@ -382,3 +382,99 @@ async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
     await empty(queue)
     assert handler.bodies == ["job"]
     await consumer.close()
+
+
+async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own(tmp_path: Path) -> None:
+    now_s = 1000.0
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    assert await queue.due_in_s(2, 5.0) is None
+    await queue.put([(b"late", 60.0), (b"first", 0.0), (b"second", 0.0)])
+    assert await queue.due_in_s(2, 5.0) == 0.0, "a whole batch"
+    assert [message.body for message in await queue.take(1)] == [b"first"]
+    assert await queue.due_in_s(2, 5.0) == 5.0, "the oldest of too few waits for others"
+    assert [message.body for message in await queue.take(9)] == [b"second"]
+    now_s = 1060.0
+    assert await queue.due_in_s(1, 5.0) == 0.0
+    (late,) = await queue.take(9)
+    assert (late.body, late.sent_s, late.attempts) == (b"late", 1000.0, 1)
+    now_s += queues.LEASE_S - 60.0  # the leases of the others end
+    assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"first", 2), (b"second", 2)]
+    await queue.close()
+
+
+async def test_what_is_settled_is_gone_or_comes_again_after_its_delay(tmp_path: Path) -> None:
+    now_s = 1000.0
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    await queue.put([(b"a", 0.0), (b"b", 0.0), (b"c", 0.0)])
+    a, b, c = await queue.take(3)
+    queue.news.clear()
+    await queue.settle([a.id], [(b.id, 10.0)])
+    await queue.settle([], [(c.id, 10.0)], is_counted=False)
+    assert queue.news.is_set()
+    assert (await queue.depth(), await queue.take(9)) == (2, [])
+    now_s = 1010.0
+    assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"b", 2), (b"c", 1)]
+    assert (await queue.purge(), await queue.depth()) == (2, 0)
+    await queue.close()
+
+
+async def test_what_nobody_has_taken_for_days_is_forgotten(tmp_path: Path) -> None:
+    now_s = 1000.0
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    await queue.put([(b"old", 0.0)])
+    now_s += queues.KEPT_S
+    await queue.put([(b"new", 0.0)])
+    assert await queue.depth() == 2, "as long as it is kept"
+    now_s += 1.0
+    await queue.put([(b"newer", 0.0)])
+    assert await queue.depth() == 3, "it was looked for a moment ago"
+    now_s += queues.FORGET_EVERY_S
+    await queue.put([(b"newest", 0.0)])
+    assert [message.body for message in await queue.take(9)] == [b"new", b"newer", b"newest"]
+    await queue.close()
+
+
+async def test_a_consumer_goes_on_after_a_fault_of_its_queue_and_has_its_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
+    queue, handler = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
+    due_in_s, failures = queue.due_in_s, 0
+
+    async def failing(size: int, timeout_s: float) -> float | None:
+        nonlocal failures
+        failures += 1
+        if failures <= 3:
+            raise RuntimeError("a fault")
+        return await due_in_s(size, timeout_s)
+
+    monkeypatch.setattr(queue, "due_in_s", failing)
+    consumer = QueueConsumer(queue, handler, SOON._replace(max_concurrency=1))
+    await queue.put([(b"\x01", 0.0)])
+    await eventually(lambda: handler.bodies == [1])
+    await consumer.close()
+    await queue.close()
+
+
+async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, handler = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
+    taking, may_go_on, take = asyncio.Event(), asyncio.Event(), queue.take
+
+    async def slowly(size: int) -> Any:
+        taken = await take(size)
+        taking.set()
+        await may_go_on.wait()
+        return taken
+
+    monkeypatch.setattr(queue, "take", slowly)
+    await queue.put([(b"\x01", 0.0)])
+    consumer = QueueConsumer(queue, handler, SOON)
+    await asyncio.wait_for(taking.wait(), 5)
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await closing
+    assert (handler.bodies, [message.attempts for message in await take(9)]) == ([], [2])
+    await queue.close()

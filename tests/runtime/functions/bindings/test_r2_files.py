@@ -199,6 +199,38 @@ async def test_acknowledged_objects_survive_kill_9_and_strays_go(tmp_path: Path)
         await store.close()
 
 
+async def test_an_object_whose_file_is_lost_or_cut_says_so(bucket: R2Bucket, tmp_path: Path) -> None:
+    await bucket.put("k", "x" * 100)
+    (file,) = files(tmp_path)
+    file.write_bytes(b"x" * 60)
+    with pytest.raises(Failure, match="the object's file is shorter than it was"):
+        await read(await bucket.get("k"))
+    file.unlink()
+    with pytest.raises(Failure, match="the object's file is lost; put it again"):
+        await bucket.get("k")
+    await bucket.put("k", "again")
+    assert await read(await bucket.get("k")) == b"again"
+
+
+async def test_an_upload_that_cannot_be_entered_in_the_index_leaves_its_parts_and_no_object(
+    bucket: R2Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = await bucket.createMultipartUpload("k")
+    part = await upload.uploadPart(1, "x" * 100)
+    before = files(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise R2Error("it cannot be written", 10001, 500)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(FileStore, "_replace", fail)
+        with pytest.raises(Failure, match="it cannot be written"):
+            await upload.complete([part])
+    assert files(tmp_path) == before
+    assert await bucket.head("k") is None
+    assert (await upload.complete([part])).size == 100
+
+
 async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> None:
     async def one() -> AsyncIterator[bytes]:
         yield b"part"

@@ -56,6 +56,7 @@ async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> N
     assert not tails.is_full("f")
     followers.append(await begun(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
+    assert [*tails._followers] == ["f"], "who is only asked about is not kept"
     for following, waiting in followers:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
