@@ -219,6 +219,49 @@ async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
     ]
 
 
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("_redirects", "/a", "is not: SOURCE DESTINATION"),
+        ("_redirects", "/a /b 301 more", "is not: SOURCE DESTINATION"),
+        ("_redirects", "/a about", "leads neither to a path nor to a URL"),
+        ("_redirects", "/a https://x.example/ 200", "leads neither to a path nor to a URL"),
+        ("_redirects", "https://x.example/a /b", "begins with no path"),
+        ("_redirects", "/a /b 30x", "has the code '30x'"),
+        ("_headers", "about\n  x: y", "begins with no path and no URL"),
+    ],
+)
+async def test_a_rule_that_makes_no_sense_is_named_by_its_line(
+    wire: Wire, folder: Path, caplog: pytest.LogCaptureFixture, file: str, line: str, complaint: str
+) -> None:
+    (folder / file).write_text(f"# first\n{line}\n")
+    await wire(("assets", "ASSETS", {"directory": str(folder)}))
+    assert [("2" in text, complaint in text) for text in caplog.messages][:1] == [(True, True)]
+
+
+async def test_so_many_redirects_count(
+    wire: Wire, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.functions.bindings.asset_rules.MAX_REDIRECTS", 2)
+    (folder / "_redirects").write_text("/1 /about\n/2 /about\n/3 /about\n")
+    assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]
+    assert [(await answered(assets, f"/{n}", redirect="manual"))[0] for n in (1, 2, 3)] == [302, 302, 404]
+    assert "is beyond the 2 redirects that count" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["html_handling", "not_found_handling"])
+async def test_a_handling_that_is_not_known_is_named(wire: Wire, folder: Path, option: str) -> None:
+    with pytest.raises(BindingError, match=f"ASSETS: {option} is one of .*, not 'other'"):
+        await wire(("assets", "ASSETS", {"directory": str(folder), option: "other"}))
+
+
+async def test_what_is_not_offered_is_named_with_what_is(wire: Wire) -> None:
+    with pytest.raises(BindingError, match="of the kind 'browser' are not offered; offered are ai, kv, "):
+        await wire(("browser", "B", {}))
+    with pytest.raises(BindingError, match="M: there are no models here to call"):
+        await wire(("service", "M", {"service": "@cf/m"}))
+
+
 async def test_headers_are_said_along_with_the_files_that_their_paths_name(wire: Wire, folder: Path) -> None:
     (folder / "_headers").write_text(HEADERS)
     assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]

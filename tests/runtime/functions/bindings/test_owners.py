@@ -17,6 +17,10 @@ NAMES = {
     "queue:q": '[[queues.producers]]\nbinding = "A"\nqueue = "q"',
     "queue:in": '[[queues.consumers]]\nqueue = "in"',
     "queue:dead": '[[queues.consumers]]\nqueue = "own-NAME"\ndead_letter_queue = "dead"',
+    "vectorize:i": '[[vectorize]]\nbinding = "A"\nindex_name = "i"',
+    "analytics_engine:d": '[[analytics_engine_datasets]]\nbinding = "A"\ndataset = "d"',
+    "analytics_engine:BARE": '[[analytics_engine_datasets]]\nbinding = "BARE"',
+    "secrets_store:s": '[[secrets_store_secrets]]\nbinding = "A"\nstore_id = "s"\nsecret_name = "n"',
     "rate_limit:7": '[[ratelimits]]\nname = "A"\nnamespace_id = "7"\nsimple = { limit = 1, period = 10 }',
 }
 OF_A_FUNCTION = {

@@ -1,18 +1,20 @@
 """R2 at an S3 endpoint: signatures as botocore makes them, what other tools see, and every way in which a store can fail."""
 
 import asyncio
+import base64
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
-from runtime.functions.bindings import s3
+from runtime.functions.bindings import r2_s3, s3
+from runtime.functions.bindings.r2_objects import Conditions, Details, R2Error
 from runtime.functions.bindings.s3 import Credentials, S3Place, canonical_query, sign
 from runtime.functions.channel import Failure
 from sites.config import ConfigError, parse
@@ -310,3 +312,96 @@ async def test_a_client_that_leaves_during_an_upload_leaves_nothing_at_the_store
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await bucket.head("k") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "number", "told", "word"),
+    [
+        ("InvalidAccessKeyId", 400, 10003, 502, "store_unauthorized"),
+        ("AccessDenied", 403, 10003, 502, "store_unauthorized"),
+        ("Odd", 401, 10003, 502, "store_unauthorized"),
+        ("NoSuchBucket", 404, 10006, 404, ""),
+        ("NoSuchUpload", 404, 10024, 404, ""),
+        ("InvalidPart", 400, 10025, 400, ""),
+        ("InvalidPartOrder", 400, 10025, 400, ""),
+        ("EntityTooSmall", 400, 10011, 400, ""),
+        ("EntityTooLarge", 400, 100100, 400, ""),
+        ("MaxMessageLengthExceeded", 400, 100100, 400, ""),
+        ("MetadataTooLarge", 400, 10012, 400, ""),
+        ("BadDigest", 400, 10037, 502, "store_corrupt"),
+        ("SlowDown", 503, 10058, 503, "store_busy"),
+        ("Odd", 429, 10058, 503, "store_busy"),
+        ("Odd", 500, 10001, 502, "store_failed"),
+    ],
+)
+def test_a_stores_refusal_has_the_platforms_number(code: str, status: int, number: int, told: int, word: str) -> None:
+    with pytest.raises(R2Error) as refused:
+        r2_s3._refuse(s3.S3Error(code, "so it is", status))
+    assert (refused.value.number, refused.value.status, refused.value.word) == (number, told, word)
+
+
+class Taken:
+    """An answer whose body nobody reads here."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return no_bytes()
+
+    def close(self) -> None: ...
+
+
+class Racing:
+    """A store at which somebody else is quicker, as often as it says; then it gives and takes."""
+
+    def __init__(self, times: int, status: int = 412) -> None:
+        self.left, self.status = times, status
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    async def ask(self, method: str, key: str = "", query: Any = None, headers: Any = None, body: Any = None) -> Any:
+        self.asked.append((method, dict(headers or {})))
+        if method != "HEAD" and self.left:
+            self.left -= 1
+            raise s3.S3Error("PreconditionFailed", "", self.status)
+        found = {"etag": '"e1"', "content-length": "3", "last-modified": "Thu, 26 Nov 2026 00:00:00 GMT"}
+        return Taken(found)
+
+
+async def no_bytes() -> AsyncIterator[bytes]:
+    yield b"new"
+
+
+@pytest.mark.parametrize("status", [404, 409, 412])
+async def test_who_is_overtaken_looks_at_the_condition_anew_and_gives_up_after_a_while(status: int) -> None:
+    for times in (1, r2_s3.MAX_RACES):
+        store = object.__new__(r2_s3.S3Store)
+        racing = Racing(times, status)
+        store._client = cast("Any", racing)
+        putting = store.put("k", no_bytes(), Details(), Conditions(etag_matches=["e1"]), None)
+        if times == 1:
+            head = await putting
+            assert head is not None
+            assert head.size == 3
+            puts = [headers for method, headers in racing.asked if method == "PUT"]
+            assert [headers["if-match"] for headers in puts] == ['"e1"', '"e1"']
+            assert [method for method, _ in racing.asked] == ["HEAD", "PUT"] * 2
+        else:
+            with pytest.raises(R2Error, match="others keep replacing 'k': try again"):
+                await putting
+    store = object.__new__(r2_s3.S3Store)
+    store._client = cast("Any", racing := Racing(1, status))
+    if status == 409:
+        with pytest.raises(R2Error, match="the store answered 409"):
+            await store.open("k", None, None)
+    else:
+        found = await store.open("k", None, None)
+        assert found is not None
+        assert [headers.get("if-match") for method, headers in racing.asked if method == "GET"] == ['"e1"', '"e1"']
+
+
+@pytest.mark.parametrize("cursor", ["x", "AAAA", base64.urlsafe_b64encode(b"other").decode()])
+def test_a_cursor_of_nobodys_is_refused(cursor: str) -> None:
+    assert r2_s3._token_of(r2_s3._as_cursor("a/b=")) == "a/b="
+    with pytest.raises(R2Error, match="the cursor is none that a list has given"):
+        r2_s3._token_of(cursor)
