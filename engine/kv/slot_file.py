@@ -149,7 +149,8 @@ class SlotFileReader:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(slot_file_path(directory, slot_bytes), flags)
         self._slot_bytes = slot_bytes
-        magic, version, size, self._num_slots = _FILE_HEADER.unpack(os.pread(self._fd, _FILE_HEADER.size, 0))
+        header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")  # its owner may be making it
+        magic, version, size, self._num_slots = _FILE_HEADER.unpack(header)
         if (magic, version, size) != (_MAGIC, _VERSION, slot_bytes):
             os.close(self._fd)
             raise OSError(errno.EINVAL, "it is no file of such slots")

@@ -299,6 +299,77 @@ def test_a_file_of_another_geometry_is_made_anew(tmp_path: Path, change: str) ->
     second.close()
 
 
+def test_files_that_hold_no_blocks_of_ours_are_removed(tmp_path: Path) -> None:
+    first = HostTier.open(tmp_path, 10 * STRIDE)
+    put(first, 1)
+    first.close()
+    for odd in ("slots-.kv", "slots-x.kv", "slots-0.kv", f"slots-{11 * STRIDE}.kv"):
+        (tmp_path / odd).write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("not ours")
+    second = HostTier.open(tmp_path, 10 * STRIDE)
+    assert read(second, 1) == content(1)
+    assert {path.name for path in tmp_path.iterdir()} == {f"slots-{SIZE}.kv", "owner.lock", "notes.txt"}
+    second.close()
+
+
+def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_others_slot_is_free(
+    tmp_path: Path,
+) -> None:
+    for n, size in ((1, SIZE), (2, PAGE)):  # in folders of their own, which are then put together
+        tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=lambda n=n: float(n))
+        put(tier, 7, size=size)
+        tier.close()
+    shutil.copy(tmp_path / "2" / f"slots-{PAGE}.kv", tmp_path / "1")
+    both = HostTier.open(tmp_path / "1", 10 * STRIDE)
+    assert (len(both), both.used_bytes, read(both, 7)) == (1, STRIDE, content(7))
+    assert all(put(both, 100 + n, size=PAGE) for n in range(30)), "every slot of the other size can be had"
+    both.close()
+
+
+def test_what_is_forgotten_twice_is_freed_once(tier: HostTier) -> None:
+    slot = tier.reserve(name(1), SIZE)
+    assert slot is not None
+    tier.forget([name(1)])
+    tier.forget([name(1)])
+    tier.abandon(slot)
+    assert tier.used_bytes == 0
+    assert [put(tier, n) for n in range(10)] == [True] * 10
+    assert [n for n in range(10) if name(n) in tier] == list(range(10))
+
+
+def test_a_file_that_cannot_be_made_is_said_to_be_the_tiers(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: SlotFile) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    num_open = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as full:
+        full.setattr(SlotFile, "_make_anew", fail)
+        with pytest.raises(TierError, match="cannot grow: No space left on device"):
+            tier.add_size(PAGE)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    tier.add_size(PAGE)
+    assert put(tier, 1, size=PAGE)
+
+
+def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = HostTier.open(tmp_path, 10 * STRIDE)
+    put(first, 1)
+    first.close()
+
+    def fail(self: SlotFile) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SlotFile, "find", fail)
+        with pytest.raises(TierError, match="cannot be used: Input/output error"):
+            HostTier.open(tmp_path, 10 * STRIDE)
+    second = HostTier.open(tmp_path, 10 * STRIDE)
+    assert read(second, 1) == content(1)
+    second.close()
+
+
 def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
     """What the next process would find if this one were killed now."""
     left = tmp_path / "left"
@@ -428,6 +499,36 @@ def test_whatever_happens_a_found_block_is_the_right_one_and_the_limit_holds(
     tier.unpin([slot for _, slot in pinned])
     assert tier.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
     tier.close()
+
+
+@pytest.mark.parametrize("left", ["nothing", "a part of its header", "another size", "another version"])
+def test_a_file_of_other_slots_is_not_read_and_not_kept_open(tier: HostTier, tmp_path: Path, left: str) -> None:
+    put(tier, 1)
+    file = tmp_path / "tier" / f"slots-{SIZE}.kv"
+    header = bytearray(file.read_bytes()[:PAGE])
+    if left == "another version":
+        header[8] ^= 1
+    other = tmp_path / "tier" / f"slots-{PAGE}.kv"
+    other.write_bytes({"nothing": b"", "a part of its header": header[:9]}.get(left, bytes(header)))
+    num_open = len(os.listdir("/proc/self/fd"))
+    if left == "another version":
+        other.rename(file)
+    with pytest.raises(OSError, match="it is no file of such slots"):
+        SlotFileReader(tmp_path / "tier", SIZE if left == "another version" else PAGE)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_reader_takes_only_what_a_slot_says_it_holds(tier: HostTier, tmp_path: Path) -> None:
+    put(tier, 1)
+    slot = tier.pin(name(1), is_hit=False)
+    assert slot is not None
+    reader, into = SlotFileReader(tmp_path / "tier", SIZE), memoryview(bytearray(SIZE))
+    for index, block in ((slot.index, 2), (slot.index + 1, 1), (-1, 1), (10, 1), (10**9, 1)):
+        assert not reader.read(index, name(block), into)
+    assert bytes(into) == bytes(SIZE)
+    assert reader.read(slot.index, name(1), into)
+    tier.unpin([slot])
+    reader.close()
 
 
 def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(

@@ -1,8 +1,10 @@
 """What a block holds: segments of any shape and type, one behind another, and what tells two layouts apart."""
 
+import pytest
 import torch
 
-from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment, keys_and_values
+from engine.errors import CheckpointError
+from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment, in_fp8, keys_and_values
 from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.fp8_cache import FP8
@@ -88,3 +90,12 @@ def test_a_segment_lies_head_by_head_and_a_block_in_one_piece() -> None:
     values.copy_(torch.arange(values.numel()).view(values.shape))
     expected = values[2].transpose(0, 1).contiguous().view(-1)
     assert torch.equal(blocks[2].view(torch.float32)[-len(expected) :], expected)
+
+
+def test_keys_and_values_are_kept_in_fp8_with_the_scales_of_their_layer_and_nothing_else_is() -> None:
+    first, second = in_fp8([GROUPED, DRAFT], FP8, {1: (0.5, 0.25)})
+    assert [(segment.dtype, segment.scale) for segment in first.segments] == [(FP8, 1.0), (FP8, 1.0)]
+    assert [(segment.dtype, segment.scale) for segment in second.segments] == [(FP8, 0.5), (FP8, 0.25)]
+    assert [segment.num_heads for segment in (*first.segments, *second.segments)] == [2, 2, 1, 1]
+    with pytest.raises(CheckpointError, match="layer 1 caches latent, of which there is no form in FP8"):
+        in_fp8([GROUPED, LATENT], FP8)

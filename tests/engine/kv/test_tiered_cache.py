@@ -17,8 +17,10 @@ from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
 from engine.kv.groups import CacheGroups
 from engine.kv.host_tier import HostTier
+from engine.kv.store_thread import StoreLookup
+from engine.kv.tier_read import TierRead
 from engine.kv.tiered_cache import TieredCache
-from engine.protocol import SamplingParams
+from engine.protocol import BlockSource, SamplingParams
 from engine.sequence import Sequence as EngineSequence
 from tests.engine.kv.test_host_tier import name
 
@@ -433,3 +435,67 @@ def test_a_store_is_asked_only_while_it_answers(rig: Rig) -> None:
     assert store.asked == [[name(1)]]
     assert rig.tiers.look_up([name(1)]) is None
     tiers.close()
+
+
+class Noted:
+    """A part of the tiers that notes what it is told."""
+
+    def __init__(self, told: list[tuple[str, object]], name: str) -> None:
+        self._told, self._name = told, name
+
+    def __getattr__(self, method: str) -> object:
+        def note(*args: object) -> object:
+            self._told.append((f"{self._name}.{method}", args[0] if args else None))
+            return self
+
+        return note
+
+
+def test_what_happens_to_blocks_is_told_to_every_tier_that_may_have_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, object]] = []
+    parts = {part: Noted(told, part) for part in ("host", "disk", "store")}
+    for part, noted in parts.items():
+        monkeypatch.setattr(rig.tiers, f"_{part}", noted)
+    names = [name(1), name(2)]
+    rig.tiers.touch(names)
+    rig.tiers.end_chain(names)
+    rig.tiers.forget(names)
+    assert told == [
+        *(("host.touch", names), ("disk.note_reuse", names), ("host.refresh", names)),
+        *(("host.forget", names), ("disk.forget", names), ("store.forget", names)),
+    ]
+    for part, before in (("host", rig.host), ("disk", rig.disk), ("store", None)):
+        monkeypatch.setattr(rig.tiers, f"_{part}", before)
+
+
+def test_hosts_that_fetch_from_here_hear_of_hand_overs_and_what_is_asked_of_them_ends_with_a_reset(rig: Rig) -> None:
+    told: list[tuple[str, object]] = []
+    read = TierRead(rig.host, [name(1)], rig.bytes)
+    reader = SimpleNamespace(num_heard=3, read=lambda *asked: told.append(("read", asked)) or read)
+    server = Noted(told, "server")
+    server.rate = SimpleNamespace(bytes_per_s=20.0 * rig.bytes)  # type: ignore[attr-defined]
+    closing = Noted(told, "peers")
+    peers = SimpleNamespace(identity="tiny", reader=reader, server=server, close=closing.close)
+    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, peers=peers)  # type: ignore[arg-type]
+    assert (tiers.num_heard, tiers.load().handed_over_blocks_per_s, rig.tiers.num_heard) == (3, 20.0, 0)
+    tiers.begin_hand_over("h")
+    tiers.end_hand_over("h")
+    source = BlockSource("tcp://h:1", "h", 1.0)
+    assert (tiers.ask(source, [name(1)]), rig.tiers.ask(source, [name(1)])) == (read, None)
+    tiers.reset()
+    assert read.is_cancelled
+    tiers.close()
+    assert told == [
+        ("server.begin", "h"),
+        ("server.end", "h"),
+        ("read", (source, "tiny", [name(1)], rig.bytes)),
+        ("peers.close", None),
+    ]
+
+
+def test_a_lookup_that_is_cancelled_asks_the_store_nothing(rig: Rig) -> None:
+    lookup = StoreLookup([name(1)], 0.0)
+    rig.tiers.cancel(lookup)
+    assert lookup.is_cancelled
