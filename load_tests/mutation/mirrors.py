@@ -46,7 +46,7 @@ _TESTS = {
     "engine/prompt_shares.py": "engine/test_prompt_shares engine/test_scheduler engine/test_fairness",
     "engine/preemption.py": "engine/test_preemption engine/test_engine engine/test_schedules engine/test_shared_schedules "
     "engine/test_tier_schedules",
-    "engine/rates.py": "engine/test_rates",
+    "engine/rates.py": "engine/test_rates engine/kv/test_tiered_cache",
     "engine/open_sequences.py": "engine/test_engine engine/test_overlap engine/test_hand_over",
     "engine/publishing.py": "engine/test_publishing engine/test_engine engine/test_overlap engine/test_drafts engine/test_constrained_answers",
     "engine/requirements.py": "engine/test_generations engine/test_awaited engine/test_adapters engine/test_images "
@@ -273,7 +273,7 @@ _TESTS = {
     "engine/kv/shared_tiers.py": "engine/test_tier_restarts engine/test_hand_over",
     "engine/kv/slabs.py": "engine/test_slab_allocator engine/test_shared_schedules",
     "engine/kv/store_writer.py": "engine/kv/test_store_thread",
-    "engine/kv/peers/link.py": "engine/kv/peers/test_peers",
+    "engine/kv/peers/link.py": "engine/kv/peers/test_link engine/kv/peers/test_peers",
     "engine/kv/peers/messages.py": "engine/kv/peers/test_peers",
     "kernels/masks.py": "engine/test_constrained_answers kernels/test_bad_input",
     "edge_router/batches/lines.py": "edge_router/batches/test_lines edge_router/batches/test_batches edge_router/batches/test_store",

@@ -6,6 +6,7 @@ from threading import Event
 
 import pytest
 
+from engine.awaited import AwaitedTogether
 from engine.engine import Engine
 from engine.protocol import SamplingParams
 from engine.sequence import Sequence
@@ -204,3 +205,19 @@ def test_one_that_has_its_blocks_runs_next_and_any_other_is_queued(compiler: Com
     assert list(waiting.ready) == [first.sequence]
     assert (len(waiting), waiting.admitted) == (1, [])
     assert not waiting.cancel_awaited(first.sequence)
+
+
+def test_several_things_are_waited_for_until_all_are_there_or_the_first_deadline_is() -> None:
+    sequence = Sequence("s", PROMPT, SamplingParams(1), b"")
+    compiling: list[Future[str]] = [Future(), Future()]
+    parts = [CompiledGrammar(sequence, each, deadline) for each, deadline in zip(compiling, (9.0, 4.0), strict=True)]
+    both = AwaitedTogether(parts)
+    assert (both.sequence, both.num_tokens, both.deadline, both.is_admitted) == (sequence, len(PROMPT), 4.0, False)
+    compiling[0].set_result("a")
+    assert not both.is_done
+    compiling[1].set_result("b")
+    assert both.is_done
+    both.take()
+    assert [part.grammar for part in parts] == ["a", "b"]
+    both.cancel()
+    assert [part.is_cancelled for part in parts] == [True, True]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.client import EngineClient, EngineError
 from engine.engine import Engine
-from engine.host import address_problem
+from engine.host import address_problem, peer_address_problem
 from engine.in_process_client import InProcessEngineClient
 from engine.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, Submit, TokenOutput
 from engine.socket_client import SocketEngineClient
@@ -546,3 +546,15 @@ def test_a_host_takes_no_commands_from_other_machines(address: str) -> None:
 @pytest.mark.parametrize("address", ["ipc:///run/x", "tcp://127.0.0.1:5555", "tcp://[::1]:5555"])
 def test_a_host_listens_on_its_own_machine(address: str) -> None:
     assert address_problem(address) is None
+
+
+@pytest.mark.parametrize("name", ["peer_address", "lend_address"])
+def test_a_host_serves_no_blocks_to_other_machines_without_keys(name: str) -> None:
+    for address, is_refused in (("tcp://0.0.0.0:7000", True), ("tcp://127.0.0.1:7000", False), ("ipc:///p", False)):
+        config = HostConfig(**{name: address})  # type: ignore[arg-type]
+        problem = peer_address_problem(config)
+        assert (problem is not None) is is_refused
+        if problem is not None:
+            assert problem.startswith(f"{name} {address} can be reached from other machines")
+        assert peer_address_problem(replace(config, peer_keys="/keys")) is None
+    assert peer_address_problem(HostConfig()) is None

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol import Submit
+from engine.protocol import SamplingParams, Submit
+from engine.sequence import Sequence
+from engine.waiting import ParallelSamples
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_runner import fake_engine
@@ -101,3 +103,16 @@ def test_each_sibling_draws_what_it_would_alone(tmp_path: Path, limits: dict[str
     )
     assert [together[str(i)].token_ids for i in range(4)] == alone
     assert ("kv_tokens" in limits) == (engine.scheduler.counts.preemptions > 0)
+
+
+def test_who_is_held_is_released_with_its_leader_or_dropped_by_itself() -> None:
+    samples = ParallelSamples()
+    first, second, other = (Sequence(name, [1], SamplingParams(1), b"") for name in ("b", "c", "e"))
+    leader, another = (Sequence(name, [1], SamplingParams(1), b"") for name in ("a", "d"))
+    for held, before in ((first, leader), (second, leader), (other, another)):
+        samples.hold(held, before)
+    assert (len(samples), samples.drop(leader), samples.drop(first), samples.drop(first)) == (3, False, True, False)
+    assert samples.drop(other), "the last behind its leader"
+    assert (samples.release(another), samples.release(leader), samples.release(leader)) == ([], [second], [])
+    assert len(samples) == 0
+    assert samples._held == {}

@@ -92,9 +92,13 @@ class BlockServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._guard = None if keys is None else guard_socket(self._context, self._socket, keys)
-        for each in (address, lend_address):
-            if each is not None:
-                self._socket.bind(each)
+        try:
+            for each in (address, lend_address):
+                if each is not None:
+                    self._socket.bind(each)
+        except zmq.ZMQError:
+            self._close_socket()
+            raise
         self._wake, self._woken = os.pipe()[::-1]
         self._thread = threading.Thread(target=self._run, name="kv-server", daemon=True)
         self._thread.start()
@@ -133,6 +137,9 @@ class BlockServer:
         for grant in self._grants.values():
             grant.release(self._host, len(grant.leased))
         self._grants.clear()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         self._socket.close()
         if self._guard is not None:
             self._guard.stop()
