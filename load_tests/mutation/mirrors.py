@@ -110,12 +110,13 @@ _TESTS = {
     "edge_router/admission.py": "edge_router/test_access edge_router/test_limits",
     "edge_router/policy/cost.py": "edge_router/test_policy edge_router/test_policy_properties",
     "edge_router/proxy.py": "edge_router/test_proxy edge_router/test_usage edge_router/test_retries edge_router/test_continuation "
-    "edge_router/test_limits edge_router/test_durable edge_router/test_tracing edge_router/test_objectives",
-    "edge_router/relay.py": "edge_router/test_relay edge_router/test_continuation",
+    "edge_router/test_limits edge_router/test_durable edge_router/test_tracing edge_router/test_objectives edge_router/test_functions "
+    "edge_router/test_losses",
+    "edge_router/relay.py": "edge_router/test_relay edge_router/test_continuation edge_router/test_functions edge_router/test_upstream",
     "edge_router/proxied.py": "edge_router/test_retry_budget edge_router/test_proxied edge_router/test_pace edge_router/test_journal",
     "edge_router/session.py": "edge_router/test_session",
     "edge_router/upstream.py": "edge_router/test_upstream edge_router/test_retries edge_router/test_declining edge_router/test_proxy "
-    "edge_router/test_tunnels edge_router/test_continuation",
+    "edge_router/test_tunnels edge_router/test_continuation edge_router/test_functions",
     "wire/continuation.py": "wire/test_continuation",
     "wire/meters.py": "wire/test_meters edge_router/ledger/test_ledger",
     "wire/credentials.py": "wire/test_credentials",

@@ -352,6 +352,22 @@ async def test_a_stream_without_marks_is_not_continued() -> None:
         assert fakes[1].bodies == []
 
 
+async def test_a_stream_that_is_too_long_to_be_told_is_not_continued_and_its_client_hears_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_router.relay.MAX_DELIVERED_BYTES", 1)
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = continued_stream(COUNT, until=3, ending=end_it)
+        async with running.chat() as response:
+            body = await response.read()
+        assert body.startswith(b"".join(event(i) for i in range(3)))
+        assert last_error(body)["error"]["code"] == "upstream_lost"
+        assert (len(fakes[1].seen), counts(running)) == (0, {"disturbed": 1, "continued": 0, "lost": 1})
+        async with running.chat() as response:  # one that nobody has begun
+            fakes[0].behave = continued_stream(COUNT)
+            assert response.status == 200
+
+
 async def test_a_client_that_leaves_between_two_sites_leaves_nothing_behind() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=reset_it)

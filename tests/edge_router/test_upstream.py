@@ -280,6 +280,34 @@ async def test_a_time_limit_ends_an_attempt_whatever_it_waits_for() -> None:
     assert (failed.kind, failed.detail) == ("silent", "it became unhealthy before its first byte: it does not answer")
 
 
+async def test_a_time_limit_ends_the_wait_for_a_connection() -> None:
+    attempt = Attempt()
+
+    async def never(origin: Origin) -> UpstreamConnection:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    cast(Any, attempt.pool).connect = never
+    await attempt.settle()
+    now = asyncio.get_running_loop().time()
+    attempt.attempt.look(now + 59.0, NEVER)
+    await attempt.settle()
+    assert not attempt.task.done()
+    for late_s in (60.5, 61.0):  # the second look finds it ended
+        attempt.attempt.look(now + late_s, NEVER)
+    failed = await attempt.failure()
+    assert (failed.kind, "it sent nothing for" in failed.detail) == ("silent", True)
+
+
+async def test_a_time_limit_that_passes_while_a_kept_connection_is_lost_makes_no_new_one() -> None:
+    attempt = Attempt(num_kept=1)
+    await attempt.settle()
+    attempt.attempt.look(asyncio.get_running_loop().time() + 60.5, NEVER)
+    attempt.connection.connection_lost(None)
+    assert (await attempt.failure()).kind == "silent"
+    assert len(attempt.pool.made) == 1
+
+
 async def test_a_site_that_sends_heartbeats_is_at_work_when_most_of_the_time_is_over() -> None:
     attempt = Attempt(first_byte_s=0.05)
     response = await attempt.response(MARKED + chunk(b": keep-alive\n\n"))
