@@ -128,6 +128,52 @@ def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
     assert _scheduled(0)[1] != PROMPT_SLICE_NS
 
 
+@pytest.mark.parametrize(
+    ("own_nice", "pid", "of", "slices", "is_for_all"),
+    [
+        (0, 7, PriorityClass.INTERACTIVE, [(7, PROMPT_NICE, PROMPT_SLICE_NS)], False),
+        (0, 7, PriorityClass.NORMAL, [(7, 0, 0)], True),
+        (0, 7, PriorityClass.BACKGROUND, [(7, YIELD_NICE, 0)], True),
+        (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread alone
+        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # put before others is nobody here
+        (18, 7, PriorityClass.BACKGROUND, [(7, 19, 0)], True),
+    ],
+)
+def test_a_class_is_a_nice_value_and_a_slice_of_a_process_and_all_that_it_has_forked(
+    monkeypatch: pytest.MonkeyPatch, own_nice: int, pid: int, of: PriorityClass, slices: list[object], is_for_all: bool
+) -> None:
+    told: list[object] = []
+    groups: list[object] = []
+    monkeypatch.setattr(priority, "OWN_NICE", own_nice)
+    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER | os.SCHED_RESET_ON_FORK)
+    monkeypatch.setattr(priority.system, "set_slice", lambda *asked: told.append(asked))
+    monkeypatch.setattr(priority.os, "setpriority", lambda *asked: groups.append(asked))
+    apply_priority(pid, of)
+    assert told == slices
+    assert groups == ([(os.PRIO_PGRP, pid, slices[0][1])] if is_for_all else [])  # type: ignore[index]
+
+
+def test_what_the_site_may_not_do_is_left_and_so_is_what_its_starter_has_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+
+    def refuse(*asked: object) -> None:
+        told.append(asked)
+        raise PermissionError
+
+    monkeypatch.setattr(priority, "OWN_NICE", 0)
+    monkeypatch.setattr(priority.system, "set_slice", refuse)
+    monkeypatch.setattr(priority.os, "setpriority", refuse)
+    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    apply_priority(7, PriorityClass.INTERACTIVE)
+    assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "at least a slice"
+    told.clear()
+    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_RR)
+    apply_priority(7, PriorityClass.INTERACTIVE)
+    assert told == []
+
+
 def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
     before = time.process_time()
     assert before <= cpu_s(os.getpid()) <= time.process_time()
