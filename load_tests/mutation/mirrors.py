@@ -214,7 +214,8 @@ _TESTS = {
     "edge_router/activity.py": "edge_router/test_activity",
     "runtime/functions/sdk/workers/workflow_steps.py": "runtime/functions/sdk/test_workflows",
     "runtime/functions/channel/exchanges.py": "runtime/functions/channel/test_exchanges runtime/functions/channel/test_channel",
-    "runtime/functions/host/process_supply.py": "runtime/functions/host/test_layers runtime/functions/host/test_interpreters",
+    "runtime/functions/host/process_supply.py": "runtime/functions/host/test_layers runtime/functions/host/test_interpreters "
+    "runtime/functions/host/test_process_supply",
     "runtime/functions/bindings/asset_rules.py": "runtime/functions/bindings/test_assets_and_services",
     "runtime/functions/bindings/ai.py": "runtime/functions/bindings/test_ai runtime/functions/bindings/test_usage",
     "runtime/functions/host/zygote_client.py": "runtime/functions/host/test_zygote_client runtime/functions/host/test_zygotes "
