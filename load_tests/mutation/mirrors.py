@@ -328,7 +328,7 @@ _TESTS = {
     "runtime/functions/host/system.py": "runtime/functions/host/test_confinement runtime/functions/host/test_isolation",
     "runtime/functions/host/tails.py": "runtime/functions/host/test_tails",
     "runtime/functions/host/zygote_budget.py": "runtime/functions/host/test_zygote_budget",
-    "runtime/functions/bindings/ai_batches.py": "runtime/functions/bindings/test_ai",
+    "runtime/functions/bindings/ai_batches.py": "runtime/functions/bindings/test_ai runtime/functions/bindings/test_ai_batches",
     "runtime/functions/bindings/alarms.py": "runtime/functions/bindings/test_alarms runtime/functions/sdk/test_objects",
     "runtime/functions/bindings/analytics.py": "runtime/functions/bindings/test_analytics",
     "runtime/functions/bindings/assets.py": "runtime/functions/bindings/test_assets_and_services",

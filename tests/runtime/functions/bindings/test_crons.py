@@ -115,6 +115,28 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
     assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
 
 
+async def test_a_trigger_goes_on_after_a_fault_of_its_file(
+    start: Callable[..., Crons], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crons, "PAUSE_AFTER_ERROR_S", 0.005)
+    site, clock, claims, failures = Site(), Clock(), Crons._claims, 0
+
+    async def failing(self: Crons, *asked: Any) -> bool:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise RuntimeError("a fault")
+        return await claims(self, *asked)
+
+    monkeypatch.setattr(Crons, "_claims", failing)
+    start(site, clock, "* * * * *")
+    await asyncio.sleep(0.02)
+    for minute in range(2):
+        clock.now_s = NOON + 60 * minute
+        await eventually(lambda minute=minute: failures == minute + 1)
+    await eventually(lambda: site.fired == [("* * * * *", "12:01")])
+
+
 async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Crons]) -> None:
     site, clock = Site(), Clock()
     start(site, clock, "* * * * *")

@@ -11,6 +11,7 @@ import pytest
 from runtime.functions.bindings.usage import BATCH, CPU_RECORD_S, GONE_S, FunctionUsage
 from runtime.functions.channel import Failure
 from runtime.inference import SiteInference
+from sites.config import ConfigError
 from tests.runtime.conftest import Site, make_site, model_directory, site  # noqa: F401 - fixtures
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.errors import ApiError
@@ -164,6 +165,22 @@ def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path:
         (42, 0, "recovered"),
     ]
     kept.close()
+
+
+def test_a_file_that_cannot_be_used_stops_the_start_by_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "function-usage").mkdir()
+    with pytest.raises(ConfigError, match=r"what functions use cannot be counted in .*function-usage"):
+        FunctionUsage(tmp_path, "ams1", lambda function: "acme")
+
+
+def test_what_ends_when_nobody_counts_any_more_is_no_fault(tmp_path: Path) -> None:
+    usage = FunctionUsage(tmp_path, "ams1", lambda function: "acme")
+    usage.hand_out(UsageAsked("ledger", ()))
+    meter = usage.begin("hello", "m")
+    usage.close()
+    usage.end(meter, "complete")
+    usage.end(None, "complete")
+    assert usage.begin("hello", "m") is None
 
 
 async def test_a_functions_calls_are_counted_whole_streamed_and_refused(site: Site, wire: Wire, tmp_path: Path) -> None:  # noqa: F811
