@@ -88,6 +88,8 @@ def tar_of(*entries: tuple[str, bytes, dict[str, object]]) -> bytes:
         tar_of(("hard", b"", {"type": tarfile.LNKTYPE, "linkname": "a"})),
         tar_of(("pipe", b"", {"type": tarfile.FIFOTYPE})),
         tar_of(("folder", b"", {"type": tarfile.DIRTYPE})),
+        tar_of(("sparse", b"x", {"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"}})),
+        tar_of(("named", b"x", {"linkname": "/etc/passwd"})),
         tar_of(("a", b"1", {}), ("a", b"2", {})),
         tar_of(("a", b"1", {}), ("a/b", b"2", {})),
         tar_of(("x" * 300, b"1", {})),
