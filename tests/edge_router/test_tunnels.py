@@ -1,10 +1,12 @@
 """WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
+from edge_router.tunnels import Tunnel
 from tests.edge_router.fakes import (
     FakeSite,
     FirstThen,
@@ -16,6 +18,7 @@ from tests.edge_router.fakes import (
 )
 from tests.edge_router.raw import wire
 from wire.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
+from wire.http.websocket import WebSocketClose
 
 ASK = (
     b"GET /fn/f/ws HTTP/1.1\r\nhost: localhost\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n"
@@ -275,3 +278,82 @@ async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monke
         assert not client.reader.at_eof()
         client.writer.close()
         await running.until(lambda: not running.server.connections)
+
+
+class Site:
+    """A site's WebSocket that gives `says`, then waits; `full`: it takes nothing."""
+
+    def __init__(self, *says: Any, full: bool = False) -> None:
+        self.says = list(says)
+        self.full = full
+        self.told: list[Any] = []
+
+    async def receive(self) -> Any:
+        if not self.says:
+            await asyncio.Event().wait()
+        return self.says.pop(0)
+
+    async def send(self, message: str | bytes) -> None:
+        if self.full:
+            await asyncio.Event().wait()
+        self.told.append(message)
+
+    def close(self, code: int, reason: str) -> None:
+        self.told.append((code, reason))
+
+    def abort(self) -> None:
+        self.told.append("aborted")
+
+
+async def ended(site: Site, *said: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return why a tunnel between a site and a client that says this has ended, and what the client was told."""
+    messages, told = list(said), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async with asyncio.timeout(20):
+        return await Tunnel("ams1", cast("Any", site), cast("Any", receive), cast("Any", send), 0.05).run(), told
+
+
+@pytest.mark.parametrize(
+    ("disconnect", "told"),
+    [
+        ({"code": 4000, "reason": "bye"}, (4000, "bye")),
+        ({"code": 1000}, (1000, "")),
+        ({"code": 1001, "reason": None}, (1001, "")),
+        ({"code": 1006}, "aborted"),
+        ({"code": None}, "aborted"),
+        ({}, "aborted"),
+    ],
+)
+async def test_a_site_hears_how_its_client_ended(disconnect: dict[str, Any], told: object) -> None:
+    site = Site()
+    texts = [{"type": "websocket.receive", "text": "a"}, {"type": "websocket.receive", "bytes": b"b", "text": None}]
+    await ended(site, *texts, {"type": "websocket.disconnect", **disconnect})
+    assert site.told == ["a", b"b", told]
+
+
+@pytest.mark.parametrize(
+    ("close", "why", "code"),
+    [
+        (WebSocketClose(4002, "done"), "the site closed it with 4002", 4002),
+        (WebSocketClose(1006), "the site was lost", 1011),
+    ],
+)
+async def test_a_client_hears_how_its_site_ended(close: WebSocketClose, why: str, code: int) -> None:
+    told = await ended(Site("a", b"b", close))
+    assert told[0] == why
+    assert [message.get("text", message.get("bytes")) for message in told[1][:-1]] == ["a", b"b"]
+    assert (told[1][-1]["type"], told[1][-1]["code"]) == ("websocket.close", code)
+
+
+async def test_a_site_that_takes_nothing_is_left() -> None:
+    site = Site(full=True)
+    assert (await ended(site, {"type": "websocket.receive", "text": "a"}))[0] == "one side took nothing for 0.05 s"
+    assert site.told == ["aborted"]

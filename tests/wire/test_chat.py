@@ -43,6 +43,23 @@ def test_usage_adds_up() -> None:
     assert (usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (15, 8)
 
 
+def test_every_count_of_an_answer_stands_in_its_own_field() -> None:
+    plain = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 2,
+            "rejected_prediction_tokens": 3,
+        },
+    }
+    assert encoded(Usage.of(10, 5, 8, 1, 2, 3)) == plain
+    with_image = {**plain, "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4}}
+    assert encoded(Usage.of(10, 5, 8, 1, 2, 3, 4)) == with_image
+
+
 def test_whole_answers_and_chunks_survive_the_round_trip() -> None:
     function = FunctionCall("f", '{"a": 1}')
     message = Message(None, (ToolCall("call_1", function),))
