@@ -180,7 +180,7 @@ class SharedQuotas:
     def _due(self, now: float) -> list[QuotaLease]:
         """Return those that requests wait for, and from time to time all that the store is to hear of."""
         if now < self._looked_at + TICK_S:
-            return [lease for lease in self._waited_for if lease.wanted]
+            return [*self._waited_for]
         self._looked_at = now
         for lease in [lease for lease in self._leases.values() if lease.is_gone(now)]:
             del self._leases[lease.key]
