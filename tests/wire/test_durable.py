@@ -45,6 +45,27 @@ def test_a_folder_with_all_its_files_is_on_the_disk_before_it_has_its_name_and_t
     assert synced[3:] == ["-> whole", tmp_path.name]
 
 
+def test_a_file_is_written_whole_or_stays_as_it_was_and_is_its_owners_alone(
+    synced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder" / "file"
+    for data in (b"first", b"", b"\0second" * 100_000):
+        durable.write(path, data)
+        assert path.read_bytes() == data
+    assert synced[1:3] == ["-> file", "folder"]
+    assert synced[0].startswith("."), "under another name, until it is on the disk"
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    def full(fd: int) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no room"):
+        durable.write(path, b"third")
+    assert path.read_bytes() == b"\0second" * 100_000
+    assert os.listdir(path.parent) == ["file"]
+
+
 def test_a_secret_is_on_the_disk_before_it_has_its_name_and_the_name_after(synced: list[str], tmp_path: Path) -> None:
     store = SecretStore(tmp_path)
     store.put("hello", "TOKEN", "s3cret")
