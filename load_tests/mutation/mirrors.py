@@ -357,6 +357,21 @@ _TESTS = {
     "runtime/functions/channel/open_exchanges.py": "runtime/functions/channel/test_exchanges runtime/functions/channel/test_channel",
     "runtime/functions/channel/socket_messages.py": "runtime/functions/channel/test_socket_messages",
     "runtime/functions/channel/streams.py": "runtime/functions/channel/test_streams runtime/functions/channel/test_channel",
+    "edge_router/geo.py": "edge_router/test_backend edge_router/test_client_places",
+    "edge_router/discovery.py": "edge_router/test_backend edge_router/test_operation",
+    "edge_router/metrics.py": "edge_router/test_metrics edge_router/test_proxy edge_router/test_tunnels",
+    "edge_router/objectives.py": "edge_router/test_objectives",
+    "edge_router/app.py": "edge_router/test_serve edge_router/test_operation edge_router/test_http_edges edge_router/test_tunnels",
+    "edge_router/serve.py": "edge_router/test_serve edge_router/test_tls",
+    "edge_router/ledger/postgres.py": "edge_router/ledger/test_store edge_router/ledger/test_ledger edge_router/quotas/test_postgres_leases",
+    "wire/usage_records.py": "wire/test_meters edge_router/ledger/test_store edge_router/ledger/test_site_usage",
+    "wire/http/stock_servers.py": "wire/http/test_stock_servers",
+    "sites/schema.py": "sites/test_config",
+    "sites/table.py": "sites/test_config sites/test_agreement",
+    "engine/kv/tiers.py": "engine/kv/test_tiered_cache engine/kv/test_cached_prefix",
+    "engine/kv/store_node.py": "engine/kv/test_store_tier engine/kv/test_store_thread",
+    "engine/kv/peers/transports.py": "engine/kv/peers/test_peers",
+    "engine/kv/peers/mooncake.py": "engine/kv/peers/test_peers",
 }  # fmt: skip
 
 
