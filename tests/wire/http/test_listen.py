@@ -4,10 +4,21 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from wire.http.listen import PARENT_PID_ENV, VANISHED, ListenError, bind, url_of
+from wire.http import listen
+from wire.http.listen import (
+    PARENT_PID_ENV,
+    VANISHED,
+    ListenError,
+    bind,
+    file_limit,
+    follow_parent,
+    raise_file_limit,
+    url_of,
+)
 
 
 def test_a_port_in_use_is_named_with_its_remedy() -> None:
@@ -59,3 +70,77 @@ def test_an_accepted_connection_whose_client_vanishes_ends_soon() -> None:
         for option, value in VANISHED.items():
             if hasattr(socket, option):
                 assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
+
+
+def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    made: list[socket.socket] = []
+
+    class Socket(socket.socket):
+        bind = refuse  # type: ignore[assignment]
+
+        def close(self) -> None:
+            made.append(self)
+            super().close()
+
+    monkeypatch.setattr(listen.socket, "socket", Socket)
+    with pytest.raises(ListenError, match=r"port 80 needs privileges; set a listen\.port above 1023"):
+        bind("127.0.0.1", 80)
+    assert len(made) == 1, "and is closed"
+    monkeypatch.undo()
+    with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1 port 70000: .*; change \[listen\]"):
+        bind("127.0.0.1", 70_000)
+
+
+def test_a_process_that_nobody_watches_over_follows_none_and_its_children_hear_of_no_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(PARENT_PID_ENV, raising=False)
+    assert follow_parent()
+    monkeypatch.setattr(listen.sys, "platform", "other")
+    monkeypatch.setenv(PARENT_PID_ENV, "1")
+    assert follow_parent()
+    assert PARENT_PID_ENV not in os.environ
+
+
+class Limits:
+    """What `resource` says of open files."""
+
+    RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
+
+    def __init__(self, soft: int, hard: int, *, may_raise: bool = True) -> None:
+        self.now = (soft, hard)
+        self._may_raise = may_raise
+
+    def getrlimit(self, which: int) -> tuple[int, int]:
+        assert which == self.RLIMIT_NOFILE
+        return self.now
+
+    def setrlimit(self, which: int, limits: tuple[int, int]) -> None:
+        assert which == self.RLIMIT_NOFILE
+        if not self._may_raise:
+            raise ValueError("not allowed to raise maximum limit")
+        self.now = limits
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits, most in (
+        (Limits(1024, 65_536), 65_536),
+        (Limits(1024, 65_536, may_raise=False), 1024),
+        (Limits(1024, -1), None),
+    ):
+        monkeypatch.setattr(listen, "resource", limits)
+        raise_file_limit()
+        assert file_limit() == most
+    monkeypatch.setattr(listen, "resource", None)
+    raise_file_limit()
+    assert file_limit() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "url"), [(("127.0.0.1", 80), "http://127.0.0.1:80"), (("::1", 80, 0, 0), "http://[::1]:80")]
+)
+def test_a_listeners_url_has_its_address_in_brackets_where_it_has_colons(name: tuple[object, ...], url: str) -> None:
+    assert url_of(SimpleNamespace(getsockname=lambda: name)) == url  # type: ignore[arg-type]
