@@ -70,6 +70,8 @@ async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
                 await socket.send_bytes(b"b" * size)
                 assert await socket.receive_bytes(timeout=10) == b"b" * size
             assert running.counted("pilotlight_router_sockets") == 1
+            assert running.counted("pilotlight_router_tries_total", site="ams1", result="answered") == 1
+            assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
             await socket.send_str("close")
             assert (await socket.receive(timeout=10)).type is WSMsgType.CLOSE
             assert socket.close_code == 4002
@@ -98,6 +100,7 @@ async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over()
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/f/ws")
         assert refused.value.status == 403
+        assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="client_error") == 1
         for behave in (refuse("draining"), reset_before_first_byte):
             fakes[0].behave = behave
             async with running.http.ws_connect(running.url + "/fn/f/ws") as socket:

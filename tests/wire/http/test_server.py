@@ -90,6 +90,22 @@ def test_dates_are_those_of_http(seconds: int) -> None:
     assert http_date(seconds) == formatdate(seconds, usegmt=True)
 
 
+async def test_an_answer_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        for seconds in (1_700_000_000, 1_700_000_001):
+            monkeypatch.setattr("wire.http.server.time.time", lambda seconds=seconds: seconds)
+            expected = b"date: " + http_date(seconds).encode() + b"\r\n"
+            await eventually(lambda expected=expected: server.date == expected)
+            await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert expected in await client.hear_until(b"\r\n\r\n")
+
+
 async def test_a_small_answer_is_one_piece_with_its_head() -> None:
     async with client_of(App()) as client:
         await client.say(GET)
