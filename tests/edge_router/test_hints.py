@@ -35,6 +35,8 @@ def test_only_who_would_have_won_awake_is_told() -> None:
     assert sleeping_winner("ember", [chosen, cheap, cheaper]) == ("sin1", "ember")
     assert sleeping_winner("ember", [chosen, cheap, dear]) == ("iad1", "ember")
     assert sleeping_winner("ember", [chosen, dear]) is None, "it would have lost all the same"
+    as_dear = preference("sin1", 300.0, 200.0, residency="host")
+    assert sleeping_winner("ember", [chosen, as_dear]) is None, "and of two that cost the same the chosen one stays"
     assert sleeping_winner("ember", [cheap, chosen]) is None, "the request itself wakes it"
     assert sleeping_winner(None, [chosen, cheap]) is None
 
