@@ -77,6 +77,7 @@ def test_a_host_reads_what_another_has_computed(cluster: Cluster) -> None:
     cluster.write(*range(6))
     assert cluster.look_up(*range(8)) == [0, 1, 2, 3, 4, 5]
     assert cluster.take(cluster.read(*range(8))) == 6
+    assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "what has come is there still"
     assert [read(cluster.here, n) for n in range(6)] == [content(n) for n in range(6)]
     assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still: measured, and not divided by
 
@@ -116,6 +117,27 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
     cluster.writer.offer(name(1))  # by whoever computes it again
     assert cluster.writer.wait_until_idle(10)
     assert cluster.take(cluster.read(0, 1, 2)) == 3
+
+
+def test_of_what_the_store_has_a_bounded_number_of_names_is_known_the_newest(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv.store_thread._MAX_FOUND", 3)
+    cluster.write(*range(5))
+    assert cluster.look_up(0, 1, 2) == [0, 1, 2]
+    cluster.look_up(3, 4)
+    assert [n for n in range(5) if name(n) in cluster.reader] == [2, 3, 4]
+
+
+def test_a_lookup_that_nobody_waits_for_asks_nothing(cluster: Cluster) -> None:
+    cluster.write(0)
+    cluster.package.may_answer.clear()
+    first = cluster.reader.look_up([name(9)])
+    second = cluster.reader.look_up([name(0)])
+    second.is_cancelled = True
+    cluster.package.may_answer.set()
+    until(lambda: first.is_done and second.is_done)
+    assert name(0) not in cluster.reader
 
 
 def test_a_store_that_hangs_is_asked_nothing_more_until_it_answers(cluster: Cluster) -> None:
