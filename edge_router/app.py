@@ -60,19 +60,19 @@ class RouterApp(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
         app: ASGIApp = super().__call__
-        path, query, is_http = scope.get("path", ""), scope.get("query_string", b""), scope["type"] == "http"
+        path, query = scope.get("path", ""), scope.get("query_string", b"")  # none of a lifespan
         may_be_batch = b"queueRequest" in query or "/v1/files" in path or "/v1/batches" in path  # which few are
         if scope["type"] == "websocket":
             app = self.edge.tunnels
-        elif is_http and RESPONSES in path and path.startswith(FORWARDED[:3]):
+        elif RESPONSES in path and path.startswith(FORWARDED[:3]):
             app = self.responses
-        elif is_http and may_be_batch and is_for_batches(path, query):
+        elif may_be_batch and is_for_batches(path, query):
             app = self.batches
-        elif is_http and "/ai/finetunes" in path and is_about_finetunes(path):
+        elif "/ai/finetunes" in path and is_about_finetunes(path):
             app = self.finetunes
-        elif is_http and path.startswith(FORWARDED):
+        elif path.startswith(FORWARDED):
             app = self.edge.proxy
-        elif is_http and path.startswith(PATH):
+        elif path.startswith(PATH):
             app = self.streams
         await app(scope, receive, send)
 

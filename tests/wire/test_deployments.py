@@ -22,6 +22,14 @@ def numbers(of: Deployment) -> dict[str, int]:
     return {key: version.number for key, version in chosen.items() if version is not None}
 
 
+def test_a_client_has_one_place_for_good_whichever_router_is_asked_and_of_whichever_version() -> None:
+    """Of the SHA-256 of "hello", a zero and "client-1" the first 48 bits are 2.347 percent of the way."""
+    for percent, number in ((2.3, 0), (2.4, 1)):
+        chosen = deployment((1, percent), (0, 100 - percent), name="hello").chosen("client-1")
+        assert chosen is not None
+        assert chosen.number == number
+
+
 def test_clients_are_divided_as_the_shares_say_and_keep_the_newest_while_it_grows() -> None:
     before, after = numbers(deployment((1, 10.0), (0, 90.0))), numbers(deployment((1, 60.0), (0, 40.0)))
     assert 60 <= Counter(before.values())[1] <= 140

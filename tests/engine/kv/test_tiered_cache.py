@@ -259,6 +259,20 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
 
 
+def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
+    thread = rig.tiers._thread._thread
+    rig.copier.hold_up()
+    rig.store([1], wait=False)
+    assert rig.copier.begun.wait(10)
+    leaving = threading.Thread(target=rig.tiers._thread.close)
+    leaving.start()
+    leaving.join(0.05)
+    assert leaving.is_alive(), "its memory is read still"
+    rig.copier.may_go_on.set()
+    leaving.join(10)
+    assert not thread.is_alive()
+
+
 def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.store(range(6))
