@@ -52,7 +52,7 @@ DANGEROUS_FINALLY = (
         "runtime/functions/host/zygote_main.py",
         "fd != self._control.fileno()",
         "False",
-        "an isolate has the descriptors of its zygote",
+        "a process that has ended is taken for a command, and is never told of",
     ),
     Mutant(
         "edge_router/ledger/ledger.py",

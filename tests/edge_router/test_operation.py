@@ -82,6 +82,7 @@ async def test_own_pages_say_what_the_router_sees() -> None:
         assert seen["process"]["role"] == "router"
         _, ranked = await get("/debug/route?model=ember", headers={"x-client-geo": "38.9,-77.4"})
         assert [entry["site"] for entry in ranked["ranking"]] == ["iad1", "ams1"]
+        assert all(0 <= entry["status_age_s"] < 60 for entry in ranked["ranking"])
         assert set(ranked["ranking"][0]["terms"]) == {
             "rtt",
             "queue_ahead",

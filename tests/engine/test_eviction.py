@@ -45,6 +45,24 @@ class PlainSegments:
         return known
 
 
+def test_a_cache_that_grows_or_shrinks_protects_its_share_of_what_it_is_then() -> None:
+    order = EvictionOrder(1)
+    for size in (20, 5):
+        order.resize(size)
+        for block in range(size):
+            if block in order:
+                order.remove(block)
+            order.add(block, 1, protected=True)
+        for scanned in range(100, 100 + size):
+            order.add(scanned, 1)
+        num_protected = int(size * PROTECTED_SHARE)
+        went = [order.pop() for _ in range(len(order) - num_protected)]
+        assert [*order] == [*range(size - num_protected, size)], went
+        for block in range(100):
+            if block in order:
+                order.remove(block)
+
+
 actions = st.lists(
     st.tuples(st.sampled_from(["add", "add reused", "remove", "pop", "recall"]), st.integers(0, 7)), max_size=80
 )
