@@ -272,7 +272,7 @@ _TESTS = {
     "engine/kv/block_copier.py": "engine/kv/test_tiered_cache engine/kv/test_block_mover",
     "engine/kv/block_parts.py": "engine/parallel/test_unequal_degrees",
     "engine/kv/place.py": "engine/kv/test_place engine/test_tier_restarts",
-    "engine/kv/shared_tiers.py": "engine/test_tier_restarts engine/test_hand_over",
+    "engine/kv/shared_tiers.py": "engine/kv/test_shared_tiers engine/test_tier_restarts engine/test_hand_over",
     "engine/kv/slabs.py": "engine/test_slab_allocator engine/test_shared_schedules",
     "engine/kv/store_writer.py": "engine/kv/test_store_thread",
     "engine/kv/peers/link.py": "engine/kv/peers/test_link engine/kv/peers/test_peers",
