@@ -72,7 +72,7 @@ class KeptResponse:
         return self.events[place:], self.is_ended
 
 
-class _Share:
+class _TenantResponses:
     """One tenant's part of what is kept. An item that several responses have is one object, and counts once."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ResponseStore:
         self._keep_s = keep_s
         self._clock = clock
         self._all: OrderedDict[str, KeptResponse] = OrderedDict()  # the longest untouched first
-        self._shares: dict[str, _Share] = {}  # by tenant
+        self._shares: dict[str, _TenantResponses] = {}  # by tenant
         self._outputs: dict[tuple[str, str], bytes] = {}  # items of answers, by tenant and id
         self.num_bytes = 0
 
@@ -132,7 +132,7 @@ class ResponseStore:
         """Keep a response, or what it is by now."""
         self._drop(response.id)
         self._all[response.id] = response
-        share = self._shares.setdefault(response.tenant, _Share())
+        share = self._shares.setdefault(response.tenant, _TenantResponses())
         self.num_bytes += share.add(response)
         response.touched_at = self._clock()
         for item in response.fields["output"]:
