@@ -245,6 +245,8 @@ class Channel(asyncio.Protocol):
         if self._open.is_ours(frame.id) or frame.id in self._open.taken:
             raise FrameError(f"the id {frame.id} cannot begin an exchange")
         if len(self._open.taken) >= self._max_open:
+            if not self.room.is_set():
+                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read")
             sentence = f"{self._max_open} exchanges are open already; wait for some of them"
             self.write(Fail(frame.id, "too_many_open", 429, sentence))
             return

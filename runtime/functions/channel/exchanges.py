@@ -138,6 +138,7 @@ class IncomingExchange:
         except ChannelClosed:
             return
         except Exception as error:
+            await channel.room.wait()
             channel.write(fail_frame(self._id, channel.describe(error)))
         finally:
             if body is not None:

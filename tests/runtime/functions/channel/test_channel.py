@@ -248,6 +248,35 @@ async def test_a_side_that_breaks_the_protocol_is_cut_off(hostile: bytes) -> Non
     left.close()
 
 
+async def test_a_side_that_is_refused_without_end_and_reads_nothing_of_it_is_cut_off() -> None:
+    """Each refusal would wait for it in this process's memory."""
+    left, right = socket.socketpair()
+    runtime = await Channel.open(right, Other(), is_runtime=True, max_open=1)
+    left.setblocking(False)
+    calls = b"".join(frames.encode(BindingCall(i, "X", "hang"), 100) for i in range(1, 40_001, 2))
+    with suppress(BrokenPipeError, ConnectionResetError):
+        async with asyncio.timeout(60):
+            await asyncio.get_running_loop().sock_sendall(left, calls)
+    await asyncio.wait_for(runtime.closed.wait(), 60)
+    assert "are not read" in runtime.why_closed
+    left.close()
+
+
+async def test_failures_wait_until_there_is_room_for_them() -> None:
+    left, right = socket.socketpair()
+    runtime = await Channel.open(right, Other(), is_runtime=True, max_open=20_000)
+    left.setblocking(False)
+    for first in range(1, 20_001, 100):
+        calls = [frames.encode(BindingCall(i, "X", "no such method"), 100) for i in range(first, first + 100, 2)]
+        await asyncio.get_running_loop().sock_sendall(left, b"".join(calls))
+        await asyncio.sleep(0)
+    await eventually(lambda: runtime.num_open > 1000)
+    assert runtime._transport is not None
+    assert runtime._transport.get_write_buffer_size() < 2 * WINDOW_BYTES
+    runtime.close()
+    left.close()
+
+
 FRAMES: list[frames.AnyFrame] = [
     BindingCall(1, "KV", "get", ["key"], {"type": "json"}), Reply(2, {"a": [None, True, 1.5, b"\x00"]}), StreamChunk(4, b"z" * 3000),
     Fail(3, 3040, 429, "out of capacity"), Ping(6), frames.FetchEvent(8, "GET", "http://x/", [("a", "b")], b"body"),
