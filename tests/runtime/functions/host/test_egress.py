@@ -1,6 +1,7 @@
 """Where functions may not go, as addresses: the places of the IANA's registries, of clouds, and of the machine itself."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -289,6 +290,29 @@ async def test_a_function_dials_what_the_site_allows_at_that_port_alone() -> Non
             connection.close()
             with pytest.raises(Failure, match="on the site's own machine"):
                 await egress.dial(Dial("127.0.0.1", port - 1, connects=False))
+
+
+def place(host: str, port: int) -> Any:
+    return {"host": host, "port": port, "family": socket.AF_INET}
+
+
+async def test_the_first_address_that_takes_a_connection_has_it_with_small_buffers_and_a_pulse() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        refusing, taking = (place(*each.getsockname()) for each in (closed, listener))
+        before = len(os.listdir("/proc/self/fd"))
+        connection = await egress_module._connected([refusing, taking])
+        with connection:
+            assert connection.getpeername() == listener.getsockname()
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                assert connection.getsockopt(socket.SOL_SOCKET, option) <= 2 * egress_module.SOCKET_BUFFER_BYTES
+        with pytest.raises(ConnectionRefusedError):
+            await egress_module._connected([refusing, refusing])
+        with pytest.raises(OSError, match="the name has no address"):
+            await egress_module._connected([])
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
