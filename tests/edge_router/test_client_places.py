@@ -8,7 +8,7 @@ import pytest
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 
-from edge_router.client_places import ClientPlaces, PlaceDatabase
+from edge_router.client_places import ClientPlaces, PlaceDatabase, _coordinates
 from sites.config import ConfigError, parse
 from sites.network import ClientsConfig, NetworkConfig
 from tests.edge_router.builders import network
@@ -98,6 +98,28 @@ def test_a_database_with_damaged_bytes_costs_no_request(file: Path, tmp_path: Pa
         return
     for address in ("192.0.2.7", "2001:db8::1", "203.0.113.9"):
         assert database.place(address) is None or isinstance(database.place(address), Place)
+
+
+@pytest.mark.parametrize(
+    ("location", "is_one"),
+    [
+        ({"latitude": 90.0, "longitude": -180.0}, True),
+        ({"latitude": -90.0, "longitude": 180.0}, True),
+        ({"latitude": 90.1, "longitude": 0.0}, False),
+        ({"latitude": -90.1, "longitude": 0.0}, False),
+        ({"latitude": 0.0, "longitude": 180.1}, False),
+        ({"latitude": 0.0, "longitude": -180.1}, False),
+        ({"latitude": float("nan"), "longitude": 0.0}, False),
+        ({"latitude": "1", "longitude": 0.0}, False),
+        ({"latitude": 1.0}, False),
+        ({}, False),
+        ("here", False),
+    ],
+)
+def test_what_a_database_says_is_a_place_where_it_is_on_the_globe(location: object, is_one: bool) -> None:
+    assert (_coordinates({"location": location}) is not None) is is_one
+    assert _coordinates(location) is None
+    assert _coordinates(None) is None
 
 
 def test_without_a_database_a_front_ends_word_is_all_that_is_known(file: Path) -> None:

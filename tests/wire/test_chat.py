@@ -10,6 +10,7 @@ from wire.chat import (
     ChatCompletion,
     Choice,
     ChunkChoice,
+    CompletionTokensDetails,
     FunctionCall,
     FunctionDelta,
     Message,
@@ -56,6 +57,7 @@ def test_every_count_of_an_answer_stands_in_its_own_field() -> None:
         },
     }
     assert encoded(Usage.of(10, 5, 8, 1, 2, 3)) == plain
+    assert Usage.of(10, 5, 8).completion_tokens_details == CompletionTokensDetails(0, 0, 0)
     with_image = {**plain, "prompt_tokens_details": {"cached_tokens": 8, "image_tokens": 4}}
     assert encoded(Usage.of(10, 5, 8, 1, 2, 3, 4)) == with_image
 

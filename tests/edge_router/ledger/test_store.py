@@ -130,3 +130,11 @@ def test_a_question_that_takes_too_long_is_interrupted_and_the_next_one_answered
         store.usage(UsageQuery())
     assert len(store.usage(UsageQuery())) == 1
     store.close()
+
+
+def test_a_store_that_is_closed_leaves_one_file(tmp_path: Path) -> None:
+    store = Place(tmp_path).store()
+    store.add([record(1)])
+    store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["usage.sqlite"]
+    store.close()

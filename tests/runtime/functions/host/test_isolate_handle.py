@@ -1,6 +1,7 @@
 """The runtime's handle of an isolate, with an isolate whose processor time and memory are what the test says."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -26,9 +27,10 @@ class FakeChild(ChildProcess):
         super().__init__()
         self.pidfd = 0
         self.cpu, self.memory = 0.0, 1
+        self.signals: list[int] = []
 
     def signal(self, number: int) -> None:
-        pass
+        self.signals.append(number)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
         pass
@@ -94,6 +96,11 @@ async def test_an_isolate_is_ended_by_its_watch_when_it_has_more_memory_than_it_
     made.isolate.watch()
     fault = await made.isolate.exit_fault()
     assert (fault.code, "65 MiB of memory, of at most 64" in fault.message) == ("memory", True)
+    assert made.child.signals[-1] == signal.SIGKILL
+    assert not made.isolate.is_usable
+    made.isolate.watch()
+    made.isolate.watch_idle()
+    assert made.child.signals.count(signal.SIGKILL) == 1, "once"
 
 
 async def test_an_isolate_without_a_request_may_not_compute_for_ever(
