@@ -134,7 +134,8 @@ _TESTS = {
     "runtime/functions/host/isolate_set.py": "runtime/functions/host/test_isolate_set runtime/functions/host/test_pool "
     "runtime/functions/host/test_isolates "
     "runtime/functions/host/test_priority",
-    "runtime/functions/host/pool.py": "runtime/functions/host/test_pool runtime/functions/host/test_isolates runtime/functions/host/test_priority",
+    "runtime/functions/host/pool.py": "runtime/functions/host/test_pool runtime/functions/host/test_isolates "
+    "runtime/functions/host/test_priority runtime/functions/host/test_pool_choice",
     "runtime/functions/host/priority.py": "runtime/functions/host/test_priority",
     "runtime/functions/host/restarts.py": "runtime/functions/host/test_restarts",
     "runtime/functions/host/limits.py": "runtime/functions/host/test_isolate_handle runtime/functions/host/test_hostile "

@@ -164,6 +164,10 @@ def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path:
         (0, 500_000, "recovered"),
         (42, 0, "recovered"),
     ]
+    assert kept._meters is not None
+    assert kept._meters.num_used == 2, "of what came to nothing nothing is kept"
+    told(kept, "one", *(record.request.id for record in records))
+    assert kept._meters.num_used == 0
     kept.close()
 
 

@@ -87,6 +87,8 @@ async def test_a_living_zygote_is_kept_and_one_that_is_dead_is_replaced(made: Ma
     second = made.zygote.get()
     assert (second is first, first.is_closed, len(made.zygotes)) == (False, True, 2)
     assert [log.write_fd for log in made.logs] == [-1, -1], "the processes have their own"
+    made.zygote.close()
+    assert [log._fd for log in made.logs] == [-1, -1], "and nobody reads them any more"
 
 
 async def test_one_that_does_what_it_must_not_is_ended_and_the_next_is_another(made: Made) -> None:
