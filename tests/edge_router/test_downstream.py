@@ -126,6 +126,19 @@ async def test_a_body_has_a_time_for_each_pause_and_one_for_all_of_it(looks: tup
     assert refused.value.word == "request_timeout"
 
 
+async def test_work_that_goes_on_behind_a_body_that_took_too_long_is_not_taken_for_cancelled() -> None:
+    client = Client(part(b"a"))
+
+    async def work() -> int:
+        with pytest.raises(ApiError, match="paused"):
+            await client.downstream.body(4, 2.0, 5.0)
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    assert await looked_at(client, work(), at(3.0)) == 0
+
+
 async def test_a_body_that_pauses_for_less_than_its_time_is_read_on() -> None:
     client = Client(part(b"a"))
 

@@ -143,6 +143,8 @@ async def test_a_stop_ends_what_is_under_way(tmp_path: Path) -> None:
     made.queue._under_way[1] = cast("Any", task)
     await made.queue.close()
     assert task.cancelled()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await made.queue.do(made.queue.store.waiting)
 
 
 async def test_a_stream_is_no_answer_to_a_request_of_a_batch() -> None:
