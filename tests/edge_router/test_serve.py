@@ -15,9 +15,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from edge_router import serve
 from edge_router.app import build_app
-from edge_router.serve import reload
-from sites.network import load_network
+from edge_router.serve import SPARE_FILES, _drain, http_limits, reload
+from sites.network import DoorConfig, load_network
 from tests.edge_router.fakes import DONE, FakeSite, event, raw_stream, sites
 from wire.errors import ApiError
 from wire.http.listen import PARENT_PID_ENV
@@ -25,11 +26,12 @@ from wire.http.listen import PARENT_PID_ENV
 ROOT = Path(__file__).parents[2]
 
 
-def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "") -> Path:
+def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "", drain_timeout_s: int = 20) -> Path:
     path = folder / "network.toml"
     place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
     path.write_text(
-        f"place = {place}\n{extra}\n[listen]\nport = {port}\n[health]\ninterval_s = 0.05\n[relay]\ndrain_timeout_s = 20\n"
+        f"place = {place}\n{extra}\n[listen]\nport = {port}\n[health]\ninterval_s = 0.05\n[relay]\n"
+        f"drain_timeout_s = {drain_timeout_s}\n"
         f'[[sites]]\nname = "ams1"\nurl = "{site_url}"\nplace = {place}\n'
     )
     return path
@@ -149,8 +151,9 @@ async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
 
 async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: Path) -> None:
     async with (
+        asyncio.timeout(100),  # by itself it would wait for ten minutes
         sites("ams1") as [site],
-        process(network_file(tmp_path, site.url)) as (router, url),
+        process(network_file(tmp_path, site.url, drain_timeout_s=600)) as (router, url),
         aiohttp.ClientSession() as session,
     ):
         await ready(session, url)
@@ -162,6 +165,42 @@ async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: P
         assert last.startswith(b"data: ")
         assert b'"draining"' in last
         assert await router.wait() == 0
+
+
+class Draining:
+    """A proxy whose requests end when they are told to; `patience_s` is what it was given, each time."""
+
+    def __init__(self) -> None:
+        self.patience_s: list[float] = []
+        self.ended = asyncio.Event()
+
+    async def drain(self, timeout_s: float) -> None:
+        self.patience_s.append(timeout_s)
+        if timeout_s:
+            await self.ended.wait()
+
+
+async def test_a_router_waits_for_its_requests_until_it_is_told_again() -> None:
+    for is_told_again in (False, True):
+        proxy, stop_now = Draining(), asyncio.Event()
+        draining = asyncio.create_task(_drain(proxy, 600.0, stop_now))  # type: ignore[arg-type]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not draining.done()
+        (stop_now if is_told_again else proxy.ended).set()
+        await asyncio.wait_for(draining, 10)
+        assert proxy.patience_s == ([600.0, 0] if is_told_again else [600.0])
+
+
+@pytest.mark.parametrize(
+    ("files", "most"), [(None, 500), (10_000, 500), (SPARE_FILES + 100, 50), (SPARE_FILES, 1), (1, 1)]
+)
+def test_there_are_files_for_as_many_clients_as_may_come(
+    monkeypatch: pytest.MonkeyPatch, files: int | None, most: int
+) -> None:
+    monkeypatch.setattr(serve, "file_limit", lambda: files)
+    limits = http_limits(DoorConfig(max_connections=500, max_connections_per_client=7, max_head_kib=3))
+    assert (limits.max_connections, limits.max_connections_per_client, limits.max_head_bytes) == (most, 7, 3072)
 
 
 def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
