@@ -31,7 +31,7 @@ from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
 from wire.prefixes import encode_prefixes
-from wire.status import SiteStatus, decode_status, encode_status
+from wire.status import Place, SiteStatus, decode_status, encode_status
 
 HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_after_s=10.0)
 
@@ -298,6 +298,14 @@ def test_the_seed_is_line_of_sight_over_fibre_with_a_detour() -> None:
     assert distance_km(PLACES["ams1"], PLACES["iad1"]) == pytest.approx(6190, rel=0.02)
     assert seed_rtt_ms(PLACES["ams1"], PLACES["iad1"]) == pytest.approx(2 * 6190 / 204 * 2.1, rel=0.02)
     assert 0 < seed_rtt_ms(PLACES["ams1"], PLACES["ams1"]) < 1
+
+
+def test_the_other_side_of_the_earth_is_half_its_circumference_away_wherever_one_stands() -> None:
+    for latitude in range(-90, 91):
+        for longitude in (-180.0, -77.5, 0.0, 4.76):
+            here, there = Place("a", latitude, longitude), Place("b", -latitude, longitude + 180.0)
+            assert distance_km(here, there) == pytest.approx(20_015, rel=0.001)
+            assert distance_km(here, here) == 0.0
 
 
 def test_the_estimate_falls_at_once_and_rises_slowly() -> None:

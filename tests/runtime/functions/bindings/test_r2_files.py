@@ -212,6 +212,24 @@ async def test_an_object_whose_file_is_lost_or_cut_says_so(bucket: R2Bucket, tmp
     assert await read(await bucket.get("k")) == b"again"
 
 
+async def test_a_part_of_an_upload_that_is_none_is_not_even_read(tmp_path: Path) -> None:
+    store, was_read = FileStore(tmp_path, 1 << 20), False
+
+    async def content() -> AsyncIterator[bytes]:
+        nonlocal was_read
+        was_read = True
+        yield b"x"
+
+    upload = await store.create_upload("k", Details())
+    for key, upload_id in (("k", "0" * 32), ("other", upload)):
+        with pytest.raises(R2Error, match="does not exist"):
+            await store.put_part(key, upload_id, 1, content())
+    assert not was_read
+    await store.put_part("k", upload, 1, content())
+    assert was_read
+    await store.close()
+
+
 async def test_an_upload_that_cannot_be_entered_in_the_index_leaves_its_parts_and_no_object(
     bucket: R2Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
