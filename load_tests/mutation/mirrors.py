@@ -206,7 +206,7 @@ _TESTS = {
     "dialects/openai_responses.py": "dialects/test_bodies runtime/test_responses",
     "sites/network.py": "sites/test_config sites/test_agreement sites/test_validation_errors edge_router/test_data_places",
     "sites/validation_errors.py": "sites/test_validation_errors sites/test_config",
-    "edge_router/request.py": "edge_router/test_request edge_router/test_http_edges edge_router/test_preferences",
+    "edge_router/request.py": "edge_router/test_request edge_router/test_http_edges edge_router/test_preferences edge_router/test_session",
     "edge_router/tracing.py": "edge_router/test_tracing",
     "edge_router/downstream.py": "edge_router/test_downstream edge_router/test_clients edge_router/test_tunnels edge_router/test_http_edges",
     "edge_router/client_places.py": "edge_router/test_client_places",

@@ -143,6 +143,18 @@ def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> Non
     assert ended.error_file is None, "what nobody asked for any more is no error"
 
 
+def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchStore) -> None:
+    batch = asked(store, "a", "b")
+    number = answer(store)
+    store.cancel(batch, (), 7)
+    found, counts = store.batch(batch.id, "acme")
+    assert (found.cancelled_s, found.ended_s) == (7, 7)
+    assert (counts.answered, counts.cancelled, counts.waiting) == (1, 1, 0)
+    assert store.next_waiting("acme", "ember", number) is None
+    store.cancel(found, (), 9)
+    assert store.batch(batch.id, "acme")[0].cancelled_s == 7, "it had ended"
+
+
 def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

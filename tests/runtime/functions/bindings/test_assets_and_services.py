@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from runtime.functions.bindings.asset_rules import _compiled, _match
 from runtime.functions.bindings.binding import BindingError
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import FetchEvent, RpcEvent
@@ -237,6 +238,36 @@ async def test_a_rule_that_makes_no_sense_is_named_by_its_line(
     (folder / file).write_text(f"# first\n{line}\n")
     await wire(("assets", "ASSETS", {"directory": str(folder)}))
     assert [("2" in text, complaint in text) for text in caplog.messages][:1] == [(True, True)]
+
+
+@pytest.mark.parametrize(
+    ("source", "url", "found"),
+    [
+        ("/a/:b/c", "/a/x/c", {"b": "x"}),
+        ("/a/:b/c", "/a//c", None),
+        ("/a/:b/c", "/a/x/y/c", None),
+        ("/a/*", "/a/x/y", {"splat": "x/y"}),
+        ("/a/*", "/a/", {"splat": ""}),
+        ("/a.b", "/axb", None),
+        ("https://:sub.x.example/*", "one.x.example/a/b", {"sub": "one", "splat": "a/b"}),
+        ("https://*.x.example/a", "one.x.example/a", {"splat": "one"}),
+        ("https://*.x.example/a", "one.x.example/b/a", None),
+        ("https://x.example/:p", "x.example/", None),
+        ("https://x.example/:p", "x.example/q", {"p": "q"}),
+    ],
+)
+def test_a_placeholder_is_one_part_and_a_splat_the_rest(source: str, url: str, found: dict[str, str] | None) -> None:
+    compiled = _compiled(source)
+    assert compiled is not None
+    pattern, has_host = compiled
+    assert has_host == source.startswith("https://")
+    host, slash, path = url.partition("/")
+    assert _match(pattern, has_host, host, slash + path) == found
+
+
+@pytest.mark.parametrize("source", ["a", "http://x.example/", "/:a-:b", "/:a/:a", "/*/*", "/*-*"])
+def test_what_could_take_long_to_match_or_is_no_path_is_no_pattern(source: str) -> None:
+    assert _compiled(source) is None
 
 
 async def test_so_many_redirects_count(
