@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from tests.asgi import eventually
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site, SiteMaker, make_site, model_directory, site  # noqa: F401 - fixtures
 from tests.runtime.functions.bindings.conftest import Wire, Wired
+from wire.errors import ApiError
+from wire.usage import ResourceUse
 from workers.bindings.ai import AI, AbortController, AbortError, AbortSignal
 
 MODEL = "@test/tiny"
@@ -365,3 +368,53 @@ async def test_what_is_not_offered_beside_run_says_so(ai: AI) -> None:
         ai.gateway("x")
     with pytest.raises(NotImplementedError, match="AutoRAG is not offered"):
         ai.autorag("x")
+
+
+class Counting:
+    """What counts a function's calls, and what it was told."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self.told: list[Any] = []
+        self.is_full = False
+
+    def begin(self, *asked: Any) -> Any:
+        if self.is_full:
+            raise ApiError("overloaded", "ask again later")
+        self.begun.append(asked)
+        return SimpleNamespace(count=self.told.append, sends=self.told.append)
+
+    def end(self, meter: Any, outcome: str) -> None:
+        self.told.append(outcome)
+
+
+class Named(FakeInference):
+    """Models with an adapter each, one of which breaks."""
+
+    def own_names(self, model: str) -> tuple[str, str]:
+        return model.removeprefix("@x/"), "french"
+
+    async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        if model == "@x/broken":
+            raise RuntimeError("broken")
+        return InferenceResponse(200, [], b"12345", use=ResourceUse(1, 0, 2))
+
+
+@pytest.mark.parametrize(("lora", "adapter"), [(None, "french"), ("tone", "tone"), (7, "french")])
+async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_it_asks_for(
+    lora: object, adapter: str
+) -> None:
+    usage = Counting()
+    ai = RuntimeAI(Services(inference=Named(), usage=usage, function="hello"), None)  # type: ignore[arg-type]
+    inputs = {"prompt": "p"} if lora is None else {"prompt": "p", "lora": lora}
+    await ai._counted("@x/ember", inputs, {}, False)
+    assert usage.begun == [("hello", "ember", adapter, len(json.dumps(inputs, separators=(",", ":"))))]
+    assert usage.told == [ResourceUse(1, 0, 2), 5, "complete"]
+    usage.told.clear()
+    with pytest.raises(RuntimeError, match="broken"):
+        await ai._counted("@x/broken", inputs, {}, False)
+    assert usage.told == ["cut"]
+    usage.is_full = True
+    with pytest.raises(BindingError, match="ask again later") as refused:
+        await ai._counted("@x/ember", inputs, {}, False)
+    assert refused.value.status == 429
