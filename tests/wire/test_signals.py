@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from wire import signals
+
 ROOT = Path(__file__).parents[2]
 # Says on a pipe what the signals meant to it, until one of them was a stop.
 FOLLOWER = """
@@ -62,3 +64,22 @@ def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signa
         process.send_signal(stop)
         assert said.readline() == "stop\n"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("handler", "had_one", "has_one", "is_gone"),
+    [
+        (signal.SIG_DFL, True, False, True),
+        (signal.SIG_DFL, True, True, False),
+        (signal.SIG_DFL, False, False, False),  # a service
+        (signal.SIG_IGN, True, False, False),  # nohup: it is to outlive its terminal
+    ],
+)
+def test_a_terminal_is_gone_where_there_was_one_that_the_process_was_to_end_with(
+    monkeypatch: pytest.MonkeyPatch, handler: signal.Handlers, had_one: bool, has_one: bool, is_gone: bool
+) -> None:
+    monkeypatch.setattr(signals.signal, "getsignal", lambda number: handler)
+    monkeypatch.setattr(signals, "_has_terminal", lambda: had_one)
+    terminal = signals.Terminal()
+    monkeypatch.setattr(signals, "_has_terminal", lambda: has_one)
+    assert terminal.is_gone is is_gone
