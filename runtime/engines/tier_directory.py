@@ -1,8 +1,8 @@
 """Where a site's host tiers lie, of KV blocks and of weights: shared memory that outlives an engine host and must not outlive its site.
 
 The site owns the directory by a lock for as long as it lives; the engine host of the moment owns what it needs in it by a lock of its own. Whoever
-stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by another site of this user, a minute
-after that has started. The module refuses to know what is in the files.
+stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by another site of this user that has found
+it dead as it started and a minute later. The module refuses to know what is in the files.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,13 @@ from typing import Literal
 log = logging.getLogger("pilotlight.engine")
 
 COMING_BACK_S = 60.0  # a killed site is started again well before: `pilotlight up` and systemd do it within seconds
+LOOKS, LOOK_S = (
+    5,
+    0.02,
+)  # at a lock that may be held by one who looks whether its owner is dead, and removes what is left
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
+
+LOCKS = ("site.lock", "owner.lock")  # the site's, and its engine host's
 
 Kind = Literal["kv", "weights"]
 _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weights"}
@@ -50,10 +57,14 @@ class TierDirectory:
     def claim(self) -> Path | None:
         """Return the site's directory, its own as long as it lives; None, and a sentence in the log, where another process has it."""
         if self._lock is None:
+            why = "another process serves a site of this name on this machine"
             try:
-                self._directory.mkdir(mode=0o700, exist_ok=True)
-                self._lock = try_lock(self._directory, "site.lock")
-                why = "another process serves a site of this name on this machine"
+                for _ in range(LOOKS):
+                    self._directory.mkdir(mode=0o700, exist_ok=True)
+                    if (lock := try_lock(self._directory, "site.lock")) is not None:
+                        self._lock = lock
+                        break
+                    time.sleep(LOOK_S)
             except OSError as error:
                 why = str(error.strerror)
             if self._lock is None:
@@ -64,15 +75,24 @@ class TierDirectory:
 
     def remove_dead(self) -> None:
         """Remove what killed sites of this user left behind. This one's own it leaves to `claim`."""
-        for directory in self._root.glob(self._prefix + "*"):
-            if directory != self._directory or self._lock is None:
-                remove_if_dead(directory, self._title)
+        for directory in self._others():
+            remove_if_dead(directory, self._title)
 
     def remove_dead_later(self) -> None:
-        """The same in a minute, of what is dead then: a site that was killed is given the time to come back for what it left."""
-        timer = threading.Timer(COMING_BACK_S, self.remove_dead)
+        """The same in a minute, of what is dead now and still is: a site that was killed is given the time to come back for what it left."""
+        dead = [directory for directory in self._others() if is_dead(directory)]
+
+        def remove() -> None:
+            for directory in dead:
+                remove_if_dead(directory, self._title)
+
+        timer = threading.Timer(COMING_BACK_S, remove)
         timer.daemon = True
         timer.start()
+
+    def _others(self) -> list[Path]:
+        found = self._root.glob(self._prefix + "*")
+        return [directory for directory in found if directory != self._directory or self._lock is None]
 
     def remove(self) -> None:
         """Remove it: the site ends, and its engine host has ended."""
@@ -92,7 +112,19 @@ def owners_of(site: str, num_devices: int) -> list[str]:
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 
-def remove_if_dead(directory: Path, title: str, names: Sequence[str] = ("site.lock", "owner.lock")) -> None:
+def is_dead(directory: Path) -> bool:
+    """Tell whether nobody owns a directory."""
+    try:
+        locks = [try_lock(directory, name) for name in LOCKS]
+    except OSError:  # it is being removed, or is not ours
+        return False
+    for lock in locks:
+        if lock is not None:
+            os.close(lock)
+    return None not in locks
+
+
+def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
     """Remove a directory where all of these locks are free: the engine host of a killed site may live for another moment."""
     locks = []
     try:

@@ -3,13 +3,14 @@
 import logging
 import os
 import stat
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
 from runtime.engines.launch import GIB, host_config, launchers_of
-from runtime.engines.tier_directory import TierDirectory
+from runtime.engines.tier_directory import TierDirectory, try_lock
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
@@ -155,14 +156,28 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.engines.tier_directory.COMING_BACK_S", 0.3)
-    killed, lost = TierDirectory("killed", tmp_path), TierDirectory("lost", tmp_path)
-    for place in (killed, lost):
+    killed, lost, alive = (TierDirectory(name, tmp_path) for name in ("killed", "lost", "alive"))
+    for place in (killed, lost, alive):
         place.claim()
+    for place in (killed, lost):
         lose_lock(place)
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
+    lose_lock(alive)  # just now, and so it may come back as well
     eventually(lambda: not lost.directory.exists())
     assert killed.directory.exists()
+    assert alive.directory.exists()
+
+
+def test_a_lock_that_somebody_looks_at_is_waited_for(tmp_path: Path) -> None:
+    place = TierDirectory("ams1", tmp_path)
+    (tmp_path / place.directory.name).mkdir()
+    looked_at = try_lock(place.directory, "site.lock")
+    assert looked_at is not None
+    timer = threading.Timer(0.02, os.close, [looked_at])
+    timer.start()
+    assert place.claim() == place.directory
+    timer.join()
 
 
 def removed(directory: Path) -> bool:
