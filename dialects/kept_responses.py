@@ -76,9 +76,8 @@ class _TenantResponses:
     """One tenant's part of what is kept. An item that several responses have is one object, and counts once."""
 
     def __init__(self) -> None:
-        self.responses: OrderedDict[str, tuple[KeptResponse, int]] = (
-            OrderedDict()
-        )  # with their bytes; the longest untouched first
+        # With their bytes; the longest untouched first.
+        self.responses: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
         self.num_bytes = 0
         self._uses: dict[int, int] = {}  # of an item, by its object
 
@@ -121,7 +120,7 @@ class ResponseStore:
         self._keep_s = keep_s
         self._clock = clock
         self._all: OrderedDict[str, KeptResponse] = OrderedDict()  # the longest untouched first
-        self._shares: dict[str, _TenantResponses] = {}  # by tenant
+        self._tenants: dict[str, _TenantResponses] = {}  # by tenant
         self._outputs: dict[tuple[str, str], bytes] = {}  # items of answers, by tenant and id
         self.num_bytes = 0
 
@@ -132,8 +131,7 @@ class ResponseStore:
         """Keep a response, or what it is by now."""
         self._drop(response.id)
         self._all[response.id] = response
-        share = self._shares.setdefault(response.tenant, _TenantResponses())
-        self.num_bytes += share.add(response)
+        self.num_bytes += self._tenants.setdefault(response.tenant, _TenantResponses()).add(response)
         response.touched_at = self._clock()
         for item in response.fields["output"]:
             self._outputs[response.tenant, str(item["id"])] = orjson.dumps(item)
@@ -147,7 +145,7 @@ class ResponseStore:
             sentence = f"there is no response {response_id[:100]!r} here: it was never kept, was never yours, or its time is over"
             raise ApiError("not_found", sentence, param=param)
         self._all.move_to_end(response_id)
-        self._shares[tenant].responses.move_to_end(response_id)
+        self._tenants[tenant].responses.move_to_end(response_id)
         kept.touched_at = self._clock()
         return kept
 
@@ -175,10 +173,10 @@ class ResponseStore:
         kept = self._all.pop(response_id, None)
         if kept is None:
             return
-        share = self._shares[kept.tenant]
-        self.num_bytes -= share.drop(response_id)
-        if not share.responses:
-            del self._shares[kept.tenant]
+        tenant = self._tenants[kept.tenant]
+        self.num_bytes -= tenant.drop(response_id)
+        if not tenant.responses:
+            del self._tenants[kept.tenant]
         for item in kept.fields["output"]:
             self._outputs.pop((kept.tenant, str(item["id"])), None)
 
@@ -195,5 +193,5 @@ class ResponseStore:
             self._drop(victim.id)
 
     def _victim(self) -> KeptResponse | None:
-        shares = sorted(self._shares.values(), key=lambda share: share.num_bytes, reverse=True)
-        return next((victim for share in shares if (victim := share.victim) is not None), None)
+        tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.num_bytes, reverse=True)
+        return next((victim for tenant in tenants if (victim := tenant.victim) is not None), None)

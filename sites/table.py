@@ -7,7 +7,7 @@ import msgspec
 
 Rules = Mapping[str, Callable[[Any], None]]  # by field
 
-SIZES, MOST = ("_gib", "_mib"), 1e9
+SIZES, MOST = ("_gib", "_mib"), 1e9  # the ends of their fields' names, and what none of them reaches
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

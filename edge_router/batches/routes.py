@@ -215,7 +215,7 @@ class _Asked:
         return _enveloped({"status": "complete", "request_id": name, "model": model, "responses": responses})
 
     def _responses(self, batch: StoredBatch) -> list[Fields]:
-        answers = enumerate(self._queue.store.answers(batch))
+        answers = enumerate(self._queue.store.answers(batch.id))
         return [queued_response(i, asked, status, answer) for i, (_, _, asked, status, answer) in answers]
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:

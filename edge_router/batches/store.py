@@ -143,12 +143,13 @@ class BatchStore:
         them as they are read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
-        chosen = f"""SELECT batches.output_file = ?, {_ANSWER} FROM requests JOIN batches ON batches.id = requests.batch
-            WHERE batches.owner = ? AND ? IN (output_file, error_file) AND number > ? ORDER BY number"""
+        chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
+        row = self._connection.execute(chosen, (file.owner, file.id)).fetchone()
+        batch, wanted = (row[0], "output" if row[1] == file.id else "error") if row is not None else ("", "")
         found = bytearray()
-        for is_output, *answer in self._connection.execute(chosen, (file.id, file.owner, file.id, behind)):
+        for answer in self.answers(batch, behind):
             kind, line = _line_of(*answer)
-            if kind == ("output" if is_output else "error"):
+            if kind == wanted:
                 found += line
             if len(found) >= PART_BYTES:
                 return bytes(found), answer[1]
@@ -207,9 +208,15 @@ class BatchStore:
         row = self._connection.execute(f"SELECT {sums} FROM requests WHERE batch = ?", (batch.id,)).fetchone()
         return BatchCounts(*(value or 0 for value in row))
 
-    def answers(self, batch: StoredBatch) -> Iterable[Answer]:
-        """Yield them in the order of asking."""
-        return self._connection.execute(f"SELECT {_ANSWER} FROM requests WHERE batch = ? ORDER BY number", (batch.id,))
+    def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
+        """Yield those behind a request's number, in the order of asking. A batch has numbers in a row: they are read as they lie, and not sorted."""
+        first, last = self._connection.execute(
+            "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
+        ).fetchone()
+        chosen = (
+            f"SELECT {_ANSWER} FROM requests NOT INDEXED WHERE number BETWEEN ? AND ? AND batch = ? ORDER BY number"
+        )
+        return self._connection.execute(chosen, (max(first or 0, behind + 1), last or 0, batch))
 
     def waiting(self) -> list[tuple[str, str]]:
         """Return the owners that have requests waiting, and for which models."""
@@ -264,7 +271,7 @@ class BatchStore:
             if row is None or connection.execute(left, (name,)).fetchone() is not None:
                 return
             batch, sizes = StoredBatch(*row), {"output": 0, "error": 0, "": 0}
-            for answer in self.answers(batch) if batch.input_file else ():
+            for answer in self.answers(batch.id) if batch.input_file else ():
                 kind, line = _line_of(*answer)
                 sizes[kind] += len(line)
             files = [

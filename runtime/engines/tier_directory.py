@@ -12,17 +12,16 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 log = logging.getLogger("pilotlight.engine")
 
 COMING_BACK_S = 60.0  # a killed site is started again well before: `pilotlight up` and systemd do it within seconds
-LOOKS, LOOK_S = (
-    5,
-    0.02,
-)  # at a lock that may be held by one who looks whether its owner is dead, and removes what is left
+# At a lock that may be held by one who looks whether its owner is dead, and removes what is left.
+LOOKS, LOOK_S = 5, 0.02
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
 
 LOCKS = ("site.lock", "owner.lock")  # the site's, and its engine host's
@@ -112,34 +111,34 @@ def owners_of(site: str, num_devices: int) -> list[str]:
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 
+@contextmanager
+def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
+    """Own a directory for as long as the scope is open; False: somebody else does. Raises OSError."""
+    with ExitStack() as locks:
+        for name in names:
+            if (lock := try_lock(directory, name)) is None:
+                yield False
+                return
+            locks.callback(os.close, lock)
+        yield True
+
+
 def is_dead(directory: Path) -> bool:
     """Tell whether nobody owns a directory."""
-    try:
-        locks = [try_lock(directory, name) for name in LOCKS]
-    except OSError:  # it is being removed, or is not ours
-        return False
-    for lock in locks:
-        if lock is not None:
-            os.close(lock)
-    return None not in locks
+    with suppress(OSError), _owned(directory, LOCKS) as is_ours:
+        return is_ours
+    return False  # it is being removed, or is not ours
 
 
 def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
     """Remove a directory where all of these locks are free: the engine host of a killed site may live for another moment."""
-    locks = []
     try:
-        for name in names:
-            lock = try_lock(directory, name)
-            if lock is None:
-                return
-            locks.append(lock)
-        shutil.rmtree(directory)
-        log.info("removed the %s of a site that is gone: %s", title, directory)
+        with _owned(directory, names) as is_ours:
+            if is_ours:
+                shutil.rmtree(directory)
+                log.info("removed the %s of a site that is gone: %s", title, directory)
     except OSError as error:  # another site is removing it, or it is not ours
         log.debug("%s stays: %s", directory, error)
-    finally:
-        for lock in locks:
-            os.close(lock)
 
 
 def try_lock(directory: Path, name: str) -> int | None:

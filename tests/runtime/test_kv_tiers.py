@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from runtime.engines.launch import GIB, host_config, launchers_of
-from runtime.engines.tier_directory import TierDirectory, try_lock
+from runtime.engines.tier_directory import TierDirectory, is_dead, try_lock
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process, eventually
@@ -167,6 +167,17 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     eventually(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
+
+
+def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = TierDirectory("ams1", tmp_path)
+    place.directory.mkdir()
+    (place.directory / "owner.lock").mkdir()  # cannot be opened, when the other one is held
+    assert not is_dead(place.directory)
+    monkeypatch.setattr("runtime.engines.tier_directory.LOOKS", 1)
+    assert place.claim() == place.directory
 
 
 def test_a_lock_that_somebody_looks_at_is_waited_for(tmp_path: Path) -> None:

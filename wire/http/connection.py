@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from wire.http.websocket import WebSocket
 
 EVENTS_AT_ONCE = (
-    256  # behind which others have their turn: a transport reads two megabytes at once, of chunks of a byte if need be
+    256  # before others have their turn: a transport reads two megabytes at once, be it of chunks of a byte
 )
 EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset

@@ -125,7 +125,7 @@ class WebSocket(asyncio.Protocol):
         """Some of them now, and the others in the loop's next turns."""
         was_behind, self.is_behind = self.is_behind, False
         num_taken = 0
-        while not self._is_broken and (event := next(self._frames, None)) is not None:
+        while self._end is None and (event := next(self._frames, None)) is not None:
             self._take(event)
             num_taken += 1
             if num_taken == FRAMES_AT_ONCE:

@@ -38,7 +38,9 @@ from runtime.functions.channel.open_exchanges import OpenExchanges
 from runtime.functions.channel.streams import WINDOW_BYTES, feed
 
 MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
-FRAMES_AT_ONCE = 128  # behind which others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
+FRAMES_AT_ONCE = (
+    128  # before others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
+)
 MAX_OPEN = 1024  # exchanges the other side may have begun here at once
 
 _WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # of an exchange that is open

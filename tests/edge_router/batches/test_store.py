@@ -89,7 +89,7 @@ def test_a_request_has_one_answer_and_the_first_stays(store: BatchStore) -> None
     assert (request.body, request.batch) == (b"a", made)
     store.answered(request, 200, b"first", 1)
     store.answered(request, 500, b"second", 2)
-    assert next(row[2:] for row in store.answers(made)) == ("a", 200, b"first")
+    assert next(row[2:] for row in store.answers(made.id)) == ("a", 200, b"first")
     assert store.counts(made) == BatchCounts(1, 1, 0, 0, 0)
 
 
@@ -128,6 +128,21 @@ def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batc
     assert b'"custom_id":"c"' in b"".join(parts(store, ended.error_file))
     mine = store.add_file("acme", "mine", "batch", b"line", 0)
     assert parts(store, mine.id) == [b"line"]
+
+
+def test_answers_are_read_as_they_lie_and_not_sorted_for_each_part(store: BatchStore) -> None:
+    asked(store, "a", id="before")
+    asked(store, "b", "c")
+    asked(store, "d", id="after")
+    plans: list[str] = []
+    store._connection.set_trace_callback(plans.append)
+    number = next(row[1] for row in store.answers("batch_1"))
+    assert [row[2] for row in store.answers("batch_1")] == ["b", "c"]
+    assert [row[2] for row in store.answers("batch_1", number)] == ["c"]
+    assert list(store.answers("none")) == []
+    store._connection.set_trace_callback(None)
+    (plan,) = store._connection.execute(f"EXPLAIN QUERY PLAN {plans[-1]}").fetchall()
+    assert "INTEGER PRIMARY KEY" in plan[3]
 
 
 def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> None:
@@ -182,4 +197,4 @@ def test_a_batch_that_came_with_its_requests_has_its_answers_and_no_files(store:
     answer(store)
     ended, _ = store.batch("batch_1", "acme")
     assert (ended.ended_s, ended.output_file, ended.error_file) == (1, None, None)
-    assert [(status, told) for _, _, _, status, told in store.answers(made)] == [(200, b"{}")]
+    assert [(status, told) for _, _, _, status, told in store.answers(made.id)] == [(200, b"{}")]

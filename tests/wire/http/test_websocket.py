@@ -242,6 +242,15 @@ async def test_a_peer_that_is_told_the_end_is_read_for_its_own_when_its_frames_a
         assert (await peer.messages())[-1] == WebSocketClose(4000)
 
 
+async def test_nothing_behind_a_close_is_looked_at() -> None:
+    async with Peer() as peer:
+        peer.feed(
+            frame(CLOSE, struct.pack("!H", 4000)) + frame(TEXT, b"x") * 1000 + frame(CLOSE, struct.pack("!H", 4001))
+        )
+        assert not peer.socket.is_behind
+        assert await peer.messages() == [WebSocketClose(4000)]
+
+
 async def test_what_came_before_a_connection_was_lost_is_handed_on() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x") * 200 + frame(CLOSE, struct.pack("!H", 4000)))
