@@ -29,6 +29,7 @@ from engine.protocol import (
     ModelReady,
     ModelSpec,
     ModelUnloaded,
+    PrewarmModel,
     StepOutput,
     Submit,
     TokenOutput,
@@ -44,6 +45,9 @@ class EngineError(Exception):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code: ErrorCode = code
+
+
+_PREWARMS_FROM = (3, 5)  # the protocol's version
 
 
 class EngineClient(Protocol):
@@ -74,6 +78,9 @@ class EngineClient(Protocol):
         """Return when the host could load a model."""
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
+
+    def prewarm_model(self, spec: ModelSpec) -> None:
+        """Have a host that is ready make ready for a model that it may have to load; one of an earlier version does not."""
 
     async def unload_model(self, name: str) -> None: ...
 
@@ -115,6 +122,7 @@ class HostClient(ABC):
     """What both forms of client share: calls, and the events that answer them. All of it happens in one event loop."""
 
     def __init__(self, greeting: Hello) -> None:
+        self._host_version = (0, 0)  # until it has said its own
         self._greeting = greeting  # every host's first command, whatever is asked first
         self._has_begun = False
         self._streams: dict[str, _OutputQueue] = {}
@@ -146,6 +154,10 @@ class HostClient(ABC):
             return await self._loads.answer(spec.name, lambda: self._send(LoadModel(spec)))
         finally:
             self._progress.pop(spec.name, None)
+
+    def prewarm_model(self, spec: ModelSpec) -> None:
+        if self.death is None and self._host_version >= _PREWARMS_FROM:
+            self._send(PrewarmModel(spec))
 
     async def unload_model(self, name: str) -> None:
         self._start()
@@ -211,7 +223,8 @@ class HostClient(ABC):
                     callback(event)
             case HostEnding(reason) | FrontEndRefused(reason):
                 self.fail(reason)
-            case HostReady():
+            case HostReady(version):
+                self._host_version = version
                 self._greetings.resolve("host", event)
             case LoadProgress(name):
                 if name in self._progress:

@@ -30,6 +30,7 @@ from engine.protocol import (
     HostConfig,
     HostEnding,
     LoadModel,
+    PrewarmModel,
     Shutdown,
     Submit,
     UnloadModel,
@@ -118,6 +119,8 @@ class EngineHost:
                     model.engine.sequences.abort(sequence_id)
             case LoadModel(spec):
                 self._models.load(spec)
+            case PrewarmModel(spec):
+                self._loader.prewarm(spec)
             case UnloadModel(name):
                 self._models.unload(name)
             case Hello():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.bootstrap import store
 from engine.errors import CheckpointError
-from engine.preparation import prepare
+from engine.preparation import at_low_priority, prepare
 from engine.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from engine.validation import host_problem
 from engine.weights.digests import check_sound, verify_in_background
@@ -62,6 +62,9 @@ class Loader(Protocol):
     def load(self, spec: ModelSpec) -> ServedModel | None:
         """Begin to load. Return what serves the model until the result is here, if anything does."""
 
+    def prewarm(self, spec: ModelSpec) -> None:
+        """Make ready for a model that may have to be loaded, when there is nothing else to do."""
+
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]": ...
 
     def close(self) -> None: ...
@@ -79,9 +82,11 @@ class ModelLoader:
         self.ready: HostReady | None = None
         self.why_ending: str | None = None
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
+        self._expected: queue.SimpleQueue[ModelSpec] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
         self._memory: KvMemory | None = None
         self._tiers: SharedTiers | None = None
+        self._has_prewarmed = False
         self.has_begun = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
 
@@ -97,6 +102,9 @@ class ModelLoader:
 
     def load(self, spec: ModelSpec) -> None:
         self._specs.put(spec)
+
+    def prewarm(self, spec: ModelSpec) -> None:
+        self._expected.put(spec)
 
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
         results = []
@@ -128,15 +136,27 @@ class ModelLoader:
             self._results.put((spec, self._try_to_load(spec)))
 
     def _next(self) -> ModelSpec | None:
-        """Wait for a model to load; meanwhile unmap the files of sleeping models that their site has removed."""
+        """Wait for a model to load; meanwhile make ready for those that are expected, and unmap the files of sleeping models that their site has
+        removed."""
         while True:
             try:
-                return self._specs.get(timeout=_LOOK_S)
+                return self._specs.get(timeout=0.0 if self._expected.qsize() else _LOOK_S)
             except queue.Empty:
-                if self._memory is not None:
-                    from engine.weights.bundle_file import drop_removed_maps
+                if self._expected.qsize():
+                    self._prewarm(self._expected.get())
+                elif self._memory is not None or self._has_prewarmed:
+                    from engine.weights.bundle_maps import drop_removed_maps
 
                     drop_removed_maps()
+
+    def _prewarm(self, spec: ModelSpec) -> None:
+        from engine.prewarming import prewarm
+
+        self._has_prewarmed = True
+        try:
+            at_low_priority(lambda: prewarm(spec, self._config))
+        except Exception as error:  # of whatever kind: its load will take longer, or say what is wrong
+            log.info("%s is not prewarmed: %s: %s", spec.name, type(error).__name__, error)
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
         try:

@@ -1,6 +1,6 @@
 """A load after its configuration has been read: what this rank has of the model, of a block and of the cache, and its weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,8 +29,10 @@ from engine.planning.model import choose_dtype_name, plan_model
 from engine.planning.parallelism import Parallelism
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.runner import ModelRunner
-from engine.warm_up import BackgroundWarmUp
+from engine.struct import replace
+from engine.warm_up import BackgroundWarmUp, has_computed, note_computed
 from engine.weights.bundle import CheckpointFacts
+from engine.weights.bundle_maps import register
 from engine.weights.config import eos_token_ids, read_config
 from engine.weights.embedding_recipe import EmbeddingRecipe, read_recipe
 from engine.weights.filling import ReadingProgress
@@ -180,12 +182,31 @@ class ModelLoading(NamedTuple):
         own = layout.new_blocks(num_blocks, self.arena.device)
         self.runner(model, layout, own, self.links and self.links.loading).warm_up(prompt, with_decode=with_decode)
 
+    def prewarm(self) -> None:
+        """Do what of a load needs neither memory of the device nor a place for the cache."""
+        encoders = CacheLayout((), self.longest_context(), self.dtype())
+        layout = self.layout() if self.config.cached_layers else encoders
+        if (shared := self.source.shared_file) is not None:
+            register(shared, self.arena.device)
+        self._ready_kernels(self.longest_context(), layout).wait()
+
     def load(self, context_length: int, layout: CacheLayout) -> FilledModel[Model]:
         """Load the weights, and compile kernels meanwhile."""
-        device, source, recipe, dtype = self.arena.device, self.source, self.recipe, layout.dtype
 
         def lay_out(loader: WeightLoader) -> Model:
             return self.family.load(self.config, loader, context_length)
+
+        warm_up = self._ready_kernels(context_length, layout)
+        device, lossless = self.arena.device, self.spec.lossless
+        loaded = WeightLoad(
+            self.source, lay_out, layout.dtype, device, self.phases, self.on_progress, self.shard, lossless
+        ).run()
+        warm_up.wait()
+        return loaded
+
+    def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
+        """Begin to compile the model's kernels, unless this process has."""
+        source, device, recipe = self.source, self.arena.device, self.recipe
 
         def dry_run() -> DryRun:
             storage, pooling = MetaStorage.open(Path(self.spec.path)), recipe and recipe.pooling
@@ -193,7 +214,7 @@ class ModelLoading(NamedTuple):
                 self.family,
                 self.config,
                 storage,
-                dtype,
+                layout.dtype,
                 context_length,
                 layout,
                 pooling,
@@ -202,12 +223,7 @@ class ModelLoading(NamedTuple):
                 self.shard,
             )
 
-        warm_up = BackgroundWarmUp(self.spec.name, dry_run, device)
-        loaded = WeightLoad(
-            source, lay_out, dtype, device, self.phases, self.on_progress, self.shard, self.spec.lossless
-        ).run()
-        warm_up.wait()
-        return loaded
+        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
 
     def _bank(self, model: Model) -> AdapterBank | None:
         """Return slots for adapters, which take no memory before the first one comes."""
@@ -248,11 +264,23 @@ class ModelLoading(NamedTuple):
         device = self.arena.device
         return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else _DTYPES[wanted])
 
-    def needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
+    def needs_warm_up(self, loaded: FilledModel[Model], layout: CacheLayout) -> bool:
         """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
         the model computes numbers, which what is woken has done before, and which a prompt that waits does as well, a tenth of a second sooner at
-        3b."""
-        return self.arena.device.type != "cpu" or not (loaded.is_proved or self.spec.is_awaited)
+        3b. On a GPU a process loads what libraries compute with when it first computes."""
+        if self.arena.device.type != "cpu":
+            return not (loaded.is_proved and has_computed(self._computation(layout)))
+        return not (loaded.is_proved or self.spec.is_awaited)
+
+    def note_computed(self, layout: CacheLayout) -> None:
+        note_computed(self._computation(layout))
+
+    def _computation(self, layout: CacheLayout) -> Hashable | None:
+        """Return what tells the kernels of this load from another's, where the next one finds the same weights."""
+        if self.source.shared_path is None:
+            return None
+        spec = replace(self.spec, name="", is_awaited=False, kv_tokens=None)
+        return spec, self.source.fingerprint, layout.identity, str(self.arena.device)
 
     def warm_up_prompt(self, most_tokens: int) -> list[int]:
         # Not token 0: that is often a padding token whose embedding is zero, which would prove nothing.

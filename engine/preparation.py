@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.protocol import VERSION, HostConfig, HostReady
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
 SPIN_COUNT = "1000"
@@ -48,26 +51,26 @@ def import_libraries() -> None:
 
 def prepare(config: HostConfig, is_standby: bool) -> HostReady:
     """Make the process ready to load a model. Raises whatever an import or a device raises."""
-    return _lower_priority(config) if is_standby else _prepare(config, is_standby)
+    return at_low_priority(lambda: _prepare(config, is_standby)) if is_standby else _prepare(config, is_standby)
 
 
-def _lower_priority(config: HostConfig) -> HostReady:
-    """Prepare in a thread of lower priority that ends with it: the threads that serve later keep the priority that the process has."""
-    results: list[HostReady] = []
+def at_low_priority(work: Callable[[], T]) -> T:
+    """Call `work` in a thread of lower priority that ends with it: those that serve later keep the process's priority. Raises what it raises."""
+    results: list[T] = []
     errors: list[Exception] = []
 
-    def work() -> None:
+    def run() -> None:
         if (
             sys.platform == "linux"
         ):  # there a thread has a priority of its own, which only a privileged one may raise again
             me = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _STEPS_BACK))
         try:
-            results.append(_prepare(config, is_standby=True))
+            results.append(work())
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name="preparation", daemon=True)
+    thread = threading.Thread(target=run, name="preparation", daemon=True)
     thread.start()
     thread.join()
     if errors:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 4)  # of the protocol
+VERSION = (3, 5)  # of the protocol
 PRIORITIES = range(-8, 9)
 LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
@@ -219,6 +219,13 @@ class LoadModel(_Value, frozen=True, tag=True):
     spec: ModelSpec
 
 
+class PrewarmModel(_Value, frozen=True, tag=True):
+    """Make ready, at low priority, for a model that may have to be loaded here: its kernels, and where its weights sleep. Unanswered; from version
+    3.5 on."""
+
+    spec: ModelSpec
+
+
 class UnloadModel(_Value, frozen=True, tag=True):
     name: str
 
@@ -239,7 +246,7 @@ class Shutdown(_Value, frozen=True, tag=True):
     """The front end goes, and the host with it."""
 
 
-Command = Submit | Abort | LoadModel | UnloadModel | Hello | KeepAlive | Shutdown
+Command = Submit | Abort | LoadModel | PrewarmModel | UnloadModel | Hello | KeepAlive | Shutdown
 
 
 # Host -> front end

@@ -4,6 +4,9 @@ On a CPU they are no copies at all. On a GPU an ordinary copy makes the host wai
 first, and what comes back may be read only behind a `Mark`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -28,6 +31,20 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Have what is launched inside run behind what this thread has launched before, whose memory it may use, and beside what others launch from now
+    on. It is done when the context ends."""
+    if device.type == "cpu":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 class Mark:

@@ -1,11 +1,11 @@
-"""Compiles a model's kernels beside the reading of its weights.
+"""Compiles a model's kernels beside the reading of its weights, once in a process.
 
 A model whose dry run fails is served all the same: what it needs is compiled at its first use. Knows threads; refuses to know models and kernels.
 """
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -16,13 +16,35 @@ from kernels.warm_up import compile_launches
 log = logging.getLogger(__name__)
 
 
+# In this process, each under what tells it from other computations.
+_ready: set[Hashable] = set()  # whose kernels are in the device's memory
+_computed: set[Hashable] = set()  # that have been made, so that libraries have loaded theirs too
+
+
+def note_computed(computation: Hashable | None) -> None:
+    if computation is not None:
+        _computed.add(computation)
+
+
+def has_computed(computation: Hashable | None) -> bool:
+    return computation in _computed
+
+
 class BackgroundWarmUp:
-    def __init__(self, name: str, make_dry_run: Callable[[], DryRun], device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        make_dry_run: Callable[[], DryRun],
+        device: torch.device,
+        computation: Hashable | None = None,
+    ) -> None:
+        """`computation`: what the process remembers to have made ready for; None: nothing."""
         self._name = name
         self._make_dry_run = make_dry_run
         self._device = device
+        self._computation = computation
         self._thread: threading.Thread | None = None
-        if device.type == "cuda" and takes_triton():
+        if device.type == "cuda" and takes_triton() and computation not in _ready:
             self._thread = threading.Thread(target=self._run, name="kernels-warm-up", daemon=True)
             self._thread.start()
 
@@ -38,4 +60,6 @@ class BackgroundWarmUp:
                 "the dry run of %s failed; its kernels are compiled at their first use", self._name, exc_info=True
             )
         else:
+            if self._computation is not None:
+                _ready.add(self._computation)
             log.info("%s: %d variants of kernels are ready after %.1f s", self._name, *warmed)

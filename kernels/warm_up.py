@@ -45,7 +45,7 @@ def distinct(launches: "Iterable[Launch]") -> "list[Launch]":
 
 
 def compile_launches(launches: "Iterable[Launch]", device: torch.device | None = None) -> WarmUp:
-    """`device`: a CUDA device, or None for whatever Triton's driver says."""
+    """Compile, and load onto `device`, a CUDA device; None: compile for whatever Triton's driver says."""
     began = time.perf_counter()
     variants = distinct(launches)
     # One of each function before the others: Triton makes its tables for a function at the first, and for two at once it would make them twice.
@@ -55,7 +55,9 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
     def compile_one(launch: "Launch") -> None:
         if device is not None:
             torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
-        launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
+        kernel = launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
+        if device is not None:
+            assert kernel.run is not None  # which loads it onto the device, and builds what launches it
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="triton") as pool:
         for some in (firsts, others):

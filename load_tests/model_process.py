@@ -4,6 +4,8 @@ there is no site. Imports nothing that a bare GPU machine lacks.
     python -m load_tests.model_process DIRECTORY CONFIG      CONFIG: fields of a HostConfig, `weights_file`, `is_standby`
 
     load                from nothing here to the first token      unload
+    prewarm             as a standby does for a model that another process serves
+    registered          until the device reaches the sleeping weights by itself
     generate N LENGTH TOKENS [FIRST]     so many sequences at once, of random prompts that FIRST tells apart
     store               until the finished blocks are in the host tier
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 STARTED = time.perf_counter()
 _FIRST_PROMPT = 16
+_REGISTERING_S = 30.0
 
 
 class ModelProcess:
@@ -31,6 +34,19 @@ class ModelProcess:
         self._tiers: Any = None
         self._loaded: Any = None
         self.phases = dict(ready.phases)
+
+    def prewarm(self) -> dict[str, Any]:
+        from engine.prewarming import prewarm
+
+        began = time.perf_counter()
+        prewarm(self._spec, self._config)
+        return {"taken_s": time.perf_counter() - began}
+
+    def registered(self) -> dict[str, Any]:
+        from engine.weights.bundle_maps import wait_registered
+
+        began = time.perf_counter()
+        return {"is_whole": wait_registered(_REGISTERING_S), "taken_s": time.perf_counter() - began}
 
     def load(self) -> dict[str, Any]:
         from engine.kv.shared_tiers import open_tiers

@@ -122,6 +122,7 @@ class FakeEngineClient:
         self._death: str | None = None
         self._dying = asyncio.Event()
         self._steps = 0
+        self.prewarmed: list[ModelSpec] = []
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._callbacks.append(callback)
@@ -161,6 +162,9 @@ class FakeEngineClient:
             0.1,
             **kind,  # type: ignore[arg-type]
         )
+
+    def prewarm_model(self, spec: ModelSpec) -> None:
+        self.prewarmed.append(spec)
 
     async def unload_model(self, name: str) -> None:
         self._check()

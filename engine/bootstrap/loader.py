@@ -92,6 +92,9 @@ class BootstrapLoader:
             self._begin_at = time.monotonic() + (_FIRST_ANSWER_S if spec.is_awaited else 0.0)
         return model
 
+    def prewarm(self, spec: ModelSpec) -> None:
+        self._loader.prewarm(spec)
+
     def take_results(self) -> "list[tuple[ModelSpec, LoadResult]]":
         has_answered = self._serving is not None and self._serving.engine.has_answered
         if has_answered or time.monotonic() >= self._begin_at:

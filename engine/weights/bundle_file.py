@@ -9,11 +9,9 @@ import fcntl
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -24,7 +22,6 @@ from kernels.cpu.mapped_file import HUGE_PAGE
 log = logging.getLogger(__name__)
 
 _PARTIAL = ".partial"
-_MOST_MAPS = 16  # the latest
 
 
 class BundleFile:
@@ -51,9 +48,16 @@ class BundleFile:
     def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
-    def map(self) -> torch.Tensor:
-        """Return the whole file, as bytes that must not be written to."""
-        return pages.map_file(self.fd, self.bundle.size)
+    def map(self, for_device: bool = False) -> torch.Tensor:
+        """Return the whole file, as bytes that must not be written to. `for_device`: a driver takes no memory that it could not write to. Raises
+        OSError."""
+        if not for_device:
+            return pages.map_file(self.fd, self.bundle.size)
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)  # the same file, whatever is at its path now
+        try:
+            return pages.map_file(fd, self.bundle.size, is_writable=True)
+        finally:
+            os.close(fd)
 
 
 class BundleWriter:
@@ -175,56 +179,3 @@ def _no_room(directory: Path, num_bytes: int) -> WeightBundleError:
 def free_bytes(directory: Path) -> int:
     state = os.statvfs(directory)
     return state.f_bavail * state.f_frsize
-
-
-class _CachedMap(NamedTuple):
-    path: Path
-    memory: torch.Tensor
-
-
-# Maps of bundles in memory stay while their models sleep: a model that wakes finds its weights where they were, page table entries included. A map
-# takes addresses and page tables, a five-hundredth of the file with small pages, and no memory: that is the file's. Of a file that its site has
-# removed, the map is what keeps its memory, so `drop_removed_maps` must be called often.
-_cached: dict[tuple[int, int], _CachedMap] = {}  # by file: as long as it is mapped, no other has its number
-_cached_lock = threading.Lock()
-
-
-def map_cached(file: BundleFile) -> torch.Tensor:
-    """Map the file as `file.map()` does, at the same address as before."""
-    status = os.fstat(file.fd)
-    with _cached_lock:
-        cached = _cached.pop((status.st_dev, status.st_ino), None)
-    is_whole = cached is not None and cached.memory.nbytes == file.bundle.size <= status.st_size
-    memory = cached.memory if cached is not None and is_whole else file.map()
-    cache_map(file.path, memory)
-    return memory
-
-
-def cache_map(path: Path, memory: torch.Tensor) -> None:
-    """Keep a map of the file that is at `path` now."""
-    try:
-        status = path.stat()
-    except OSError:  # removed meanwhile
-        return
-    with _cached_lock:
-        _cached[status.st_dev, status.st_ino] = _CachedMap(path, memory)
-        while len(_cached) > _MOST_MAPS:
-            del _cached[next(iter(_cached))]
-
-
-def drop_removed_maps() -> None:
-    """Forget the maps of files that are no longer where they were. A model that computes on one keeps it."""
-    with _cached_lock:
-        cached = list(_cached.items())
-    gone = [number for number, one in cached if not _is_at(one.path, number)]
-    with _cached_lock:
-        for number in gone:
-            _cached.pop(number, None)
-
-
-def _is_at(path: Path, number: tuple[int, int]) -> bool:
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return (status.st_dev, status.st_ino) == number

@@ -15,7 +15,8 @@ from engine.errors import CheckpointError
 from engine.phases import Phases
 from engine.protocol import Lossless
 from engine.weights.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
-from engine.weights.bundle_file import BundleFile, drop_removed_maps, map_cached, new_bundle
+from engine.weights.bundle_file import BundleFile, new_bundle
+from engine.weights.bundle_maps import copy_registered, drop_removed_maps, map_cached, register
 from engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
 from engine.weights.filling import Job, ReadingProgress, fill
 from engine.weights.loader import WeightLoader
@@ -215,9 +216,13 @@ class WeightLoad(Generic[ModelT]):
             storage = BundleStorage(file.bundle, on_device(self._device), file.path)
         model = self._lay_out(storage)
         self._phases.end("build")
-        fill(storage.jobs, storage.tasks, self._report)
+        is_shared = self._device.type == "cuda" and file is not self._source.packed
+        is_copied = is_shared and copy_registered(file, storage.tensors, self._device)
+        fill([] if is_copied else storage.jobs, storage.tasks, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
+        if is_shared:
+            register(file, self._device)  # for the next time
         saved = plain_bytes(storage.tensors, self._matrices) - sum(part.nbytes for part in storage.tensors.values())
         return FilledModel(model, True, memory, tensors=storage.tensors, in_files=in_files, saved_bytes=saved)
 

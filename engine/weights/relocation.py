@@ -18,14 +18,8 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.bundle import Bundle, BundleIdentity, WeightBundleError, lay_out
-from engine.weights.bundle_file import (
-    BundleFile,
-    cache_map,
-    drop_removed_maps,
-    is_being_written,
-    map_cached,
-    new_bundle,
-)
+from engine.weights.bundle_file import BundleFile, is_being_written, new_bundle
+from engine.weights.bundle_maps import cache_map, drop_removed_maps, map_cached
 from engine.weights.filling import Write, as_bytes
 from engine.weights.lossless import CodedTensors, Matrix
 from kernels.cpu import pages

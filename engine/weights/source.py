@@ -83,6 +83,11 @@ class WeightSource:
         if fingerprint(self.directory) != self.fingerprint:
             raise CheckpointError(f"{self.directory} was changed while it was read; load it again")
 
+    @property
+    def shared_file(self) -> BundleFile | None:
+        """The bundle in memory of this checkpoint, in whatever type."""
+        return self._shared
+
     def shared(self, identity: BundleIdentity) -> BundleFile | None:
         """Return the bundle in memory. One of another identity is removed."""
         if self._shared is not None and (wrong := difference(self._shared.bundle.identity, identity)) is not None:

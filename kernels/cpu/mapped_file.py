@@ -17,17 +17,17 @@ _MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # of Linux, all architectures of tor
 
 
 class MappedFile:
-    """Read-only, shared with every process that maps it, from where a huge page may begin. Mapped as long as `memory` is referred to."""
+    """Shared with every process that maps it, from where a huge page may begin. Mapped as long as `memory` is referred to."""
 
-    def __init__(self, fd: int, num_bytes: int) -> None:
-        """Raises OSError."""
+    def __init__(self, fd: int, num_bytes: int, is_writable: bool = False) -> None:
+        """Map a file for reading. Raises OSError."""
         # Over memory that nobody else can have: its owner unmaps it, and what lies over it.
         self.memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.num_bytes = num_bytes
         self.start = -begin % HUGE_PAGE  # in `memory`
         self.address = begin + self.start
-        _map_over(self.address, num_bytes, fd, 0)
+        _map_over(self.address, num_bytes, fd, 0, is_writable)
 
 
 class Zeros:
@@ -91,8 +91,9 @@ def _placed(parts: Sequence[OpenRange]) -> Iterator[tuple[OpenRange, int]]:
         offset += part.num_bytes
 
 
-def _map_over(address: int, num_bytes: int, fd: int, start: int) -> None:
-    at = libc().mmap(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, start)
+def _map_over(address: int, num_bytes: int, fd: int, start: int, is_writable: bool = False) -> None:
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    at = libc().mmap(address, num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, start)
     if at != address:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")

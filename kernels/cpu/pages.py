@@ -43,12 +43,12 @@ def small(num_bytes: int) -> torch.Tensor:
     return _anonymous(num_bytes, is_huge=not can_make_huge())
 
 
-def map_file(fd: int, num_bytes: int) -> torch.Tensor:
-    """The file's bytes in place, shared with everybody who has it mapped. Writing to them ends the process."""
+def map_file(fd: int, num_bytes: int, is_writable: bool = False) -> torch.Tensor:
+    """The file's bytes in place, shared with everybody who has it mapped. Writing to them ends the process, unless `is_writable`."""
     assert 0 < num_bytes <= os.fstat(fd).st_size
     if not sys.platform.startswith("linux"):
         return torch.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
-    return tensor_of(MappedFile(fd, num_bytes))
+    return tensor_of(MappedFile(fd, num_bytes, is_writable))
 
 
 def tensor_of(mapped: MappedFile | MappedParts) -> torch.Tensor:

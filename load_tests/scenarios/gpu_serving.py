@@ -90,13 +90,15 @@ class Serving:
             return {**answer, "ms": 1e3 * (time.perf_counter() - child.started), "cached_share": share, **child.ready}  # type: ignore[dict-item]
 
     def wake(self) -> dict[str, Any]:
-        """Measure it in a process that has everything but the model: out of host memory, and once more after it made room."""
+        """Measure it in a standby that expects the model, out of host memory, and once more after it made room."""
         weights_file = self._scratch / "weights"
         config = self._config | {"weights_file": str(weights_file)}
         with Child(self._directory, config) as writer:
             first = writer.ask("load")
         with Child(self._directory, config | {"is_standby": True}) as child:
             child.wait_ready()
+            prewarm = child.ask("prewarm")
+            registered = child.ask("registered")
             wake = child.ask("load")
             unload = child.ask("unload")
             again = child.ask("load")
@@ -104,6 +106,8 @@ class Serving:
         rates = {"gb_per_s": wake["weights_bytes"] / wake["first_token_s"] / 1e9}
         return {
             "first": first,
+            "prewarm": prewarm,
+            "registered": registered,
             "wake": wake,
             "make_room": unload,
             "again": again,
@@ -112,15 +116,22 @@ class Serving:
         }
 
     def failover(self) -> dict[str, Any]:
-        """Kill a process that holds weights and cache; one that waits takes over while the driver still frees them."""
+        """Kill a process that holds weights and cache; one that expects it takes over while the driver still frees them."""
         page_cache.warm(self._files)
-        waiting = self._config | {"is_standby": True}
-        with Child(self._directory, self._config) as serving, Child(self._directory, waiting) as standby:
+        weights_file = self._scratch / "weights"
+        config = self._config | {"weights_file": str(weights_file)}
+        with (
+            Child(self._directory, config) as serving,
+            Child(self._directory, config | {"is_standby": True}) as standby,
+        ):
             serving.ask("load")
             standby.wait_ready()
+            standby.ask("prewarm")
+            standby.ask("registered")
             serving.kill()
             answer = standby.ask("load")
-            return {**answer, "ms": 1e3 * answer["waited_s"]}
+        weights_file.unlink(missing_ok=True)
+        return {**answer, "ms": 1e3 * answer["waited_s"]}
 
     def prefix(self) -> dict[str, Any]:
         """Read a prompt's blocks back from host memory, after they have left the device, beside computing it."""

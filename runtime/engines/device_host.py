@@ -115,7 +115,9 @@ class DeviceHost:
             on_progress(progress)
 
         with self.progress.expected():
-            return await client.load_model(spec, note)
+            info = await client.load_model(spec, note)
+        self.standby.expect(spec)
+        return info
 
     async def unload_model(self, name: str) -> None:
         """Unload a model from the present host."""

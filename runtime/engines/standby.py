@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.client import EngineError
+from engine.protocol import ModelSpec
 from runtime.engines.memory import available_bytes, gib
 from runtime.engines.running_host import Launcher, RunningHost
 
@@ -49,6 +50,7 @@ class Standby:
         self._prepare_within_s = prepare_within_s
         self._quiet_s = quiet_s
         self.running: RunningHost | None = None  # ready, and not taken
+        self._expected: dict[str, ModelSpec] = {}  # models that it may have to load, by name
         self._taken = asyncio.Event()
         self._pause_s = 0.0
         self.state: State = "off"
@@ -64,6 +66,11 @@ class Standby:
         self.num_taken += 1
         self._taken.set()
         return host
+
+    def expect(self, spec: ModelSpec) -> None:
+        """Have this standby, and those after it, make ready for a model whose weights outlive its host."""
+        if spec.weights_file is not None:
+            self._expected[spec.name] = spec
 
     async def run(self) -> None:
         """Keep one ready until cancelled, which stops it."""
@@ -124,10 +131,15 @@ class Standby:
                 await host.stop(STOP_GRACE_S)
 
     async def _until_gone(self, host: RunningHost) -> str | None:
+        prewarmed: dict[str, ModelSpec] = {}
         exited = asyncio.create_task(host.exited(), name="standby exit")
         taken = asyncio.create_task(self._taken.wait(), name="standby taken")
         try:
             while True:
+                for name, spec in self._expected.items():
+                    if prewarmed.get(name) != spec:
+                        prewarmed[name] = spec
+                        host.client.prewarm_model(spec)
                 await asyncio.wait({exited, taken}, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._taken.is_set():
                     return None

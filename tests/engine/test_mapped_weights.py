@@ -24,7 +24,8 @@ from engine.loader import ModelLoader
 from engine.loading import load_model
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.bundle import lay_out
-from engine.weights.bundle_file import BundleFile, drop_removed_maps, new_bundle
+from engine.weights.bundle_file import BundleFile, new_bundle
+from engine.weights.bundle_maps import drop_removed_maps
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full

@@ -81,9 +81,16 @@ def test_a_token_that_only_the_device_knows_is_fed_to_its_copies_too() -> None:
     assert padded(step, 4, shape).feeds == ((0, 7), (2, 7), (3, 7))
 
 
-@pytest.mark.parametrize("lengths", [(MOST_TOKENS,), (300,), (2,) * 5])
+@pytest.mark.parametrize("lengths", [(MOST_TOKENS,), (700,), (2,) * 5])
 def test_large_steps_and_those_of_many_prompts_are_not_recorded(lengths: tuple[int, ...]) -> None:
     assert PromptShape.of(StepInput.of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)) is None
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(5, 8), (200, 256), (300, 384), (512, 640)])
+def test_few_tokens_are_padded_to_powers_of_two_and_many_by_a_step(length: int, tokens: int) -> None:
+    shape = PromptShape.of(StepInput.of([chunk(0, length, 1)], BLOCK_SIZE))
+    assert shape is not None
+    assert shape.tokens == tokens
 
 
 def arriving(engine: Engine) -> dict[str, Heard]:

@@ -21,6 +21,28 @@ def test_a_cpu_compiles_nothing() -> None:
     BackgroundWarmUp("m", unplannable, torch.device("cpu")).wait()
 
 
+def test_what_a_process_remembers_is_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dry_runs: list[str] = []
+    monkeypatch.setattr(engine.warm_up, "_ready", set())
+    monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
+    monkeypatch.setattr(engine.warm_up, "dry_run_launches", dry_runs.append)
+    monkeypatch.setattr(engine.warm_up, "compile_launches", lambda launches, device: WarmUp(1, 0.1))
+
+    def run(name: str, computation: str | None) -> None:
+        BackgroundWarmUp("m", lambda: name, CUDA, computation).wait()  # type: ignore[arg-type, return-value]
+
+    for name, computation in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None), ("e", None)):
+        run(name, computation)
+    assert dry_runs == ["a", "c", "d", "e"]
+
+
+def test_what_has_failed_is_made_ready_by_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.warm_up, "_ready", set())
+    monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
+    BackgroundWarmUp("m", unplannable, CUDA, "x").wait()
+    assert not engine.warm_up._ready
+
+
 def test_a_model_whose_dry_run_fails_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
     with caplog.at_level(logging.WARNING):

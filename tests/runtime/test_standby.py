@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from engine.protocol import ModelSpec
 from runtime.engines import standby as standby_module
 from runtime.engines.memory import available_bytes
 from runtime.engines.standby import HOST_BYTES, SHARE, Standby
@@ -48,6 +49,35 @@ async def test_a_dead_host_is_followed_by_the_standby_and_another_is_prepared(ma
         roles = [process["role"] for process in (await call(site.app, "/status")).json["processes"]]
         assert roles == ["site", "engine", "standby"]
     assert all(host.is_stopped for host in (*site.launcher.hosts, *site.launcher.standbys))
+
+
+async def test_every_standby_makes_ready_for_models_whose_weights_outlive_their_host() -> None:
+    asleep, private = (
+        ModelSpec(name, "/models", weights_file=file) for name, file in (("a", "/memory/a"), ("b", None))
+    )
+    launcher = FakeLauncher()
+    standby = Standby(launcher, True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+    standby.expect(asleep)
+    standby.expect(private)
+    running = asyncio.create_task(standby.run())
+    try:
+        await eventually(lambda: launcher.standbys and launcher.standbys[0].client.prewarmed == [asleep])
+        standby.expect(other := ModelSpec("a", "/models", weights_file="/memory/a", dtype="bfloat16"))
+        await eventually(lambda: launcher.standbys[0].client.prewarmed == [asleep, other])
+        assert standby.take() is launcher.standbys[0]
+        await eventually(lambda: len(launcher.standbys) == 2 and launcher.standbys[1].client.prewarmed == [other])
+        assert launcher.standbys[0].client.prewarmed == [asleep, other], "it is told once"
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_loaded_model_is_expected_by_the_standby(make_site: SiteMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[ModelSpec] = []
+    monkeypatch.setattr(Standby, "expect", lambda self, spec: expected.append(spec))
+    async with make_site(engine=KEPT) as site:
+        await eventually(lambda: not site.app.site.why_not_ready())
+        assert expected == [site.launcher.client.specs["tiny"]]
 
 
 async def test_a_stream_goes_on_with_the_standby(make_site: SiteMaker) -> None:

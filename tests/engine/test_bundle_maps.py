@@ -1,0 +1,132 @@
+"""Maps of bundles in memory: kept while models sleep, registered with a device, let go when their files are."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from engine.weights import bundle_maps
+from engine.weights.bundle import lay_out
+from engine.weights.bundle_file import BundleFile
+from engine.weights.bundle_maps import copy_registered, drop_removed_maps, register
+from tests.engine.test_bundles import FACTS, IDENTITY, WANTED, write
+
+CPU = torch.device("cpu")
+
+
+class FakeRegistered:
+    """Memory of which a device may copy what has been `covered` so far."""
+
+    made: ClassVar["list[FakeRegistered]"] = []
+
+    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
+        self.memory = memory
+        self.covered = 0
+        self.is_started = self.is_closed = False
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.is_started = True
+
+    def covers(self, start: int, end: int) -> bool:
+        return end <= self.covered
+
+    def split(self, start: int, end: int) -> list[tuple[int, int]]:
+        edges = [start, *range(start - start % 1000 + 1000, end, 1000), end]
+        return list(pairwise(edges))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[FakeRegistered]:
+    monkeypatch.setattr(bundle_maps, "_maps", {})
+    monkeypatch.setattr(bundle_maps, "RegisteredMemory", FakeRegistered)
+    FakeRegistered.made = []
+    return FakeRegistered.made
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> dict[str, torch.Tensor]:
+    return write(tmp_path / "a", lay_out(IDENTITY, FACTS, WANTED))
+
+
+def empty_like(written: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in written.items()}
+
+
+def test_what_is_registered_as_a_whole_is_copied_across_the_edges_of_pieces(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered]
+) -> None:
+    into = empty_like(written)
+    with BundleFile.open(tmp_path / "a") as file:
+        register(file, CPU)
+        assert not copy_registered(file, into, CPU), "none of it is registered yet"
+        registered[0].covered = file.bundle.size - 1
+        assert not copy_registered(file, into, CPU), "its end is not"
+        registered[0].covered = file.bundle.size
+        assert copy_registered(file, into, CPU)
+    assert all(torch.equal(into[name], tensor) for name, tensor in written.items())
+
+
+def test_a_file_is_registered_once(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered]
+) -> None:
+    for _ in range(3):
+        with BundleFile.open(tmp_path / "a") as file:
+            register(file, CPU)
+    assert [one.is_started for one in registered] == [True]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.rename(path)
+
+
+@pytest.mark.parametrize("change", [remove, replace])
+def test_a_file_that_is_no_longer_there_is_let_go(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], change: Callable[[Path], None]
+) -> None:
+    with BundleFile.open(tmp_path / "a") as file:
+        register(file, CPU)
+        drop_removed_maps()
+        assert not registered[0].is_closed
+        change(tmp_path / "a")
+        drop_removed_maps()
+        assert registered[0].is_closed
+        registered[0].covered = file.bundle.size
+        assert not copy_registered(file, empty_like(written), CPU)
+
+
+def test_of_many_the_latest_used_stay(tmp_path: Path, registered: list[FakeRegistered]) -> None:
+    for i in range(18):
+        path = tmp_path / f"{i}"
+        tensors = write(path, lay_out(IDENTITY, FACTS, WANTED))
+        with BundleFile.open(path) as file:
+            register(file, CPU)
+        with BundleFile.open(tmp_path / "0") as first:
+            registered[0].covered = first.bundle.size
+            assert copy_registered(first, empty_like(tensors), CPU)
+    assert [i for i, one in enumerate(registered) if one.is_closed] == [1, 2]
+
+
+def test_a_file_that_may_not_be_written_to_is_not_registered(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: BundleFile, for_device: bool = False) -> torch.Tensor:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(BundleFile, "map", refuse)
+    with BundleFile.open(tmp_path / "a") as file:
+        register(file, CPU)
+        assert not registered
+        assert not copy_registered(file, empty_like(written), CPU)

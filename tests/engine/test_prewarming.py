@@ -1,0 +1,88 @@
+"""Hosts that make ready for models that they may have to load."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import prewarming
+from engine.in_process_client import InProcessEngineClient
+from engine.kv_memory import make_kv_memory
+from engine.loading import load_model
+from engine.prewarming import prewarm
+from engine.protocol import HostConfig, ModelSpec
+from engine.weights.bundle_maps import wait_registered
+from tests.checkpoints import write_llama
+from tests.engine.driver import one, random_prompt, submit
+
+CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)
+REQUEST = submit("a", random_prompt(30, seed=3), max_tokens=3)
+
+
+@pytest.mark.cpu_only
+async def test_a_host_makes_ready_at_low_priority_and_when_it_fails_loads_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_llama(tmp_path)
+    priorities: list[int] = []
+
+    def fail(spec: ModelSpec, host: HostConfig) -> None:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        raise RuntimeError("no device today")
+
+    monkeypatch.setattr(prewarming, "prewarm", fail)
+    client = InProcessEngineClient(CONFIG)
+    with caplog.at_level(logging.INFO):
+        await client.hello()
+        client.prewarm_model(ModelSpec("tiny", str(tmp_path)))
+        info = await client.load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=128))
+        while not priorities:
+            await client.hello()
+    await client.close()
+    assert info.name == "tiny"
+    assert priorities == [os.getpriority(os.PRIO_PROCESS, 0) + 5]
+    assert "tiny is not prewarmed: RuntimeError: no device today" in caplog.text
+
+
+@pytest.mark.cpu_only
+async def test_a_host_of_an_earlier_version_is_not_told() -> None:
+    sent: list[object] = []
+    client = InProcessEngineClient(CONFIG)
+    await client.hello()
+    client._send = sent.append  # type: ignore[method-assign, assignment]
+    client._host_version = (3, 4)
+    client.prewarm_model(ModelSpec("tiny", "/nowhere"))
+    assert not sent
+    del client._send
+    await client.close()
+
+
+@pytest.mark.cpu_only
+def test_on_a_cpu_there_is_nothing_to_do() -> None:
+    prewarm(ModelSpec("tiny", "/nowhere"), CONFIG)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels and memory")
+def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path / "model")
+    spec = ModelSpec("tiny", str(tmp_path / "model"), weights_file=str(tmp_path / "weights"))
+    memory = make_kv_memory(CONFIG)
+    first = load_model(spec, CONFIG, memory)
+    expected = one(first.engine, REQUEST)
+    first.close()
+    prewarm(spec, CONFIG)
+    assert wait_registered(30)
+    monkeypatch.setattr("engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
+    again = load_model(spec, CONFIG, memory)
+    assert "warm_up" not in dict(again.engine.info.load_phases), "this process has computed with it"
+    assert one(again.engine, REQUEST).logprobs == expected.logprobs
+    again.close()
+
+
+def _none(jobs: object) -> None:
+    assert not jobs, "weights are read that the device reaches by itself"
