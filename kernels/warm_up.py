@@ -70,7 +70,8 @@ class _FakeCudaTensor(torch.Tensor):
     """Shape, strides and type alone."""
 
     is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl  # the mode below is enough, at half the price
+    # The mode below is enough, at half the price.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 class _FakingMeta(TorchFunctionMode):
