@@ -78,13 +78,14 @@ def wait_registered(timeout_s: float) -> bool:
 def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], device: torch.device) -> bool:
     """Copy the file's tensors to where they are wanted on the device, and wait until they are there. False, and nothing is copied, where the file is
     not registered as a whole."""
+    number = _number(os.fstat(file.fd))
     with _lock:
-        cached = _maps.get(_number(os.fstat(file.fd)))
-    if cached is None or cached.registered is None or not _is_whole(cached, file):
-        return False
-    if not cached.registered.covers(0, cached.memory.nbytes):
-        return False
-    _keep(cached)  # it is the latest now
+        cached = _maps.get(number)
+        if cached is None or cached.registered is None or not _is_whole(cached, file):
+            return False
+        if not cached.registered.covers(0, cached.memory.nbytes):
+            return False
+        _maps[number] = _maps.pop(number)  # the latest
     with beside(device):
         for placed in file.bundle.tensors:
             if (into := tensors.get(placed.spec.name)) is not None:
