@@ -9,17 +9,22 @@ from typing import Any
 import torch
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly, without which the driver refuses what this process may not write
+_EITHER_WAY = 4  # cudaMemcpyDefault: addresses say which
 
 
 class CudaRuntime:
     def __init__(self, device: torch.device) -> None:
         """Raises OSError where there is no such library."""
         self._device = device
-        self._library: Any = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
+        name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
+        self._library: Any = ctypes.CDLL(name)  # lets go of the interpreter, for what takes long
+        copies: Any = ctypes.PyDLL(name)  # keeps it: whoever lets go 1,000 times may have to wait 1,000 times
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
         self._library.cudaHostUnregister.argtypes = [pointer]
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
+        self._begin_copy = copies.cudaMemcpyAsync
+        self._begin_copy.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
 
     def register(self, address: int, num_bytes: int, is_read_only: bool) -> str | None:
         """Pin memory of the host and map it for the device; return why that cannot be."""
@@ -30,6 +35,12 @@ class CudaRuntime:
         """Undo a registration; return why that cannot be."""
         with torch.cuda.device(self._device):
             return self._problem(self._library.cudaHostUnregister(address))
+
+    def begin_copy(self, into: int, source: int, num_bytes: int, stream: int) -> None:
+        """Let a stream copy between memory of the device and memory that is pinned. Raises RuntimeError."""
+        problem = self._problem(self._begin_copy(into, source, num_bytes, _EITHER_WAY, stream))
+        if problem is not None:
+            raise RuntimeError(f"a copy of {num_bytes} bytes between host and device failed: {problem}")
 
     def _problem(self, code: int) -> str | None:
         if code == 0:

@@ -172,7 +172,8 @@ class _PlacedDecoder(NamedTuple):
     ) -> Tiers | None:
         if not tiers:
             return None
-        copier = self.group.copier(make_copier(own.kv_cache), info.name, self.loading.block_parts())
+        alone = make_copier(own.kv_cache, tiers.memory_for(info.kv_block_bytes))
+        copier = self.group.copier(alone, info.name, self.loading.block_parts())
         return tiers.cache_for(identity, copier, info.kv_block_bytes)
 
     def _adapters(self, own: ModelRunner) -> AdapterStore | None:

@@ -4,7 +4,7 @@ Knows slots, checksums and rates; refuses to know threads and when a copy is due
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 from zlib import crc32
@@ -12,8 +12,6 @@ from zlib import crc32
 from engine.kv.block_copier import BlockCopier
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.rates import TransferRate
-
-_BATCH_BYTES = 4 << 20  # under way at once: what an overwriting, an abort or a fetch may have to wait for
 
 
 class BlockStore(NamedTuple):
@@ -58,7 +56,7 @@ class BlockMover:
         self.store_rate = TransferRate()
         self.fetch_rate = TransferRate()
         self.num_lost = 0
-        self.batch = max(1, _BATCH_BYTES // block_bytes)  # blocks
+        self.batch = max(1, copier.batch_bytes // block_bytes)  # blocks
         self._host = host
         self._behind = behind
         self._copier = copier
@@ -82,7 +80,7 @@ class BlockMover:
             if fetch.is_cancelled:
                 return
             slots = fetch.slots[start : start + self.batch]
-            sound = _leading(self._host.is_sound(slot) for slot in slots)
+            sound = self._num_sound(slots)
             views = [slot.memory for slot in slots[:sound]]
             self._copier.fetch(fetch.blocks[start : start + sound], views, fetch.mark)
             fetch.num_blocks += sound
@@ -109,15 +107,20 @@ class BlockMover:
                 for slot in slots:
                     self._host.abandon(slot)
         on_copied()
-        for slot in slots:
-            self._host.commit(slot, crc32(slot.memory))
+        for slot, checksum in zip(slots, self._copier.map(_checksum, slots), strict=True):
+            self._host.commit(slot, checksum)
             for tier in self._behind:
                 tier.offer(slot.block_hash)
             self._host.unpin([slot])
         if slots:
             self.store_rate.add(len(slots) * self._block_bytes, self._clock() - started)
 
+    def _num_sound(self, slots: Sequence[HostSlot]) -> int:
+        """Count the slots before the first that is not sound."""
+        unread = [slot for slot in slots if not slot.is_verified]
+        all(self._copier.map(self._host.is_sound, unread))
+        return sum(1 for _ in takewhile(lambda slot: slot.is_verified, slots))
 
-def _leading(flags: Iterable[bool]) -> int:
-    """Count the flags that are true before the first that is not."""
-    return sum(1 for _ in takewhile(bool, flags))
+
+def _checksum(slot: HostSlot) -> int:
+    return crc32(slot.memory)

@@ -1,7 +1,7 @@
 """The host tier: finished KV blocks in shared memory that outlives the engine process, found by the hash of their content's chain.
 
 All models of a host share one limit; a block takes a slot in the file of its size. The opener decides where the tier lies and unlinks it; a
-second owner is refused. Knows names, bytes, pins and ages; refuses to know models, tokens and devices. Safe to use from several threads.
+second owner is refused. Knows names, bytes, pins and ages; refuses to know models and tokens. Safe to use from several threads.
 """
 
 import logging
@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+import torch
+
 from engine.kv.recency import SegmentedOrder
 from engine.kv.slot_file import SlotFile, lock_directory, slot_file_path
+from engine.registered_memory import RegisteredMemory
 
 log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 
 
 class TierError(Exception):
@@ -45,7 +50,9 @@ class HostSlot:
 class HostTier:
     """Use as `HostTier.open(directory, limit_bytes)`, and `close` it."""
 
-    def __init__(self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], device: torch.device
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
         self.num_corrupt = 0
@@ -53,6 +60,7 @@ class HostTier:
         self.directory = directory
         self._lock_fd = lock_fd
         self._clock = clock
+        self._device = device
         self._lock = threading.Lock()
         self._files: dict[int, SlotFile] = {}  # by slot bytes
         self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
@@ -61,14 +69,19 @@ class HostTier:
 
     @classmethod
     def open(
-        cls, directory: Path, limit_bytes: int, clock: Callable[[], float] = time.time, patience_s: float = 0.0
+        cls,
+        directory: Path,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.time,
+        patience_s: float = 0.0,
+        device: torch.device = _CPU,
     ) -> "HostTier":
-        """Find again what an earlier process of the same owner left. Raises TierError."""
+        """Find again what an earlier process of the same owner left. `device`: with which the slots are registered. Raises TierError."""
         try:
             lock_fd = lock_directory(directory, patience_s)
         except OSError as error:
             raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
-        tier = cls(directory, limit_bytes, lock_fd, clock)
+        tier = cls(directory, limit_bytes, lock_fd, clock, device)
         try:
             tier._recover()
         except OSError as error:
@@ -89,11 +102,11 @@ class HostTier:
         slot = self._slots.get(block_hash)
         return slot is not None and slot.is_written
 
-    def add_size(self, block_bytes: int) -> None:
-        """Make room for blocks of this size. Raises TierError where not one of them fits."""
+    def add_size(self, block_bytes: int) -> RegisteredMemory:
+        """Make room for blocks of this size, and return where they lie. Raises TierError where not one of them fits."""
         with self._lock:
             try:
-                self._file_of(block_bytes)
+                return self._file_of(block_bytes).registered
             except OSError as error:
                 raise TierError(f"the host KV tier at {self.directory} cannot grow: {error.strerror}") from error
 
@@ -232,7 +245,8 @@ class HostTier:
                 raise TierError(
                     f"a KV block of {block_bytes} bytes does not fit the host KV tier of {self.limit_bytes} bytes; raise kv_host_gib"
                 )
-            self._files[block_bytes] = SlotFile(slot_file_path(self.directory, block_bytes), block_bytes, num_slots)
+            path = slot_file_path(self.directory, block_bytes)
+            self._files[block_bytes] = SlotFile(path, block_bytes, num_slots, self._device)
             self._free[block_bytes] = list(reversed(range(num_slots)))
         return self._files[block_bytes]
 

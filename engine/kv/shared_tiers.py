@@ -17,7 +17,9 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
 from engine.kv.tiers import Tiers
+from engine.kv_memory import choose_device
 from engine.protocol import HostConfig
+from engine.registered_memory import RegisteredMemory
 
 if TYPE_CHECKING:
     from engine.kv.peers.link import HostPeers
@@ -40,6 +42,13 @@ class SharedTiers:
         self.disk = disk
         self.peers = peers
         self.store = store
+
+    def memory_for(self, block_bytes: int) -> RegisteredMemory | None:
+        """Return the host tier's memory for blocks of this size. None: they do not fit, as `cache_for` says."""
+        try:
+            return self.host.add_size(block_bytes)
+        except TierError:
+            return None
 
     def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> Tiers:
         """Return one model's way to the tiers. `block_bytes`: of a block there, all ranks' parts of it."""
@@ -65,7 +74,9 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
-        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S)
+        # Several ranks' parts of a block are put together by the host: no device reads a whole one.
+        device = choose_device(config.device if len(config.group) < 2 else "cpu")
+        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S, device=device)
     except TierError as error:
         log.warning("%s; this engine host goes without", error)
         return None

@@ -2,7 +2,8 @@
 
 A slot holds one KV block. Its header says so only once the body is whole: mark cleared, body written, header written, mark set, in program
 order, which is the order a killed process leaves behind. Opening reads headers alone; a body is checked against its checksum when it is first
-read. Knows offsets and pages; refuses to know which slots are worth keeping.
+read. Bodies are registered with the host's device in groups of slots, as soon as all of a group have pages: what is registered is allocated, and
+what is given back must not be. Knows offsets and pages; refuses to know which slots are worth keeping.
 
     file header | slot header * num_slots | body * num_slots        each part begins on a page, so does each body
 """
@@ -18,6 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+import torch
+
+from engine.registered_memory import RegisteredMemory
+
 PAGE = mmap.PAGESIZE
 _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
 _MAGIC, _VERSION = b"PLkvslot", 1
@@ -28,6 +33,7 @@ _SLOT_HEADER = struct.Struct("<II32sI4xd8x")
 _NAME = struct.Struct("<32sI")  # what the header's own checksum covers
 _LAST_USE = struct.Struct("<d")
 _NAME_OFFSET, _LAST_USE_OFFSET = 8, 48
+_GROUP_BYTES = 16 << 20  # registered at once; as much may wait for its last slot
 
 
 class FoundSlot(NamedTuple):
@@ -44,7 +50,7 @@ def slot_file_path(directory: Path, slot_bytes: int) -> Path:
 class SlotFile:
     """`path` is opened where it has the same geometry, else made anew."""
 
-    def __init__(self, path: Path, slot_bytes: int, num_slots: int) -> None:
+    def __init__(self, path: Path, slot_bytes: int, num_slots: int, device: torch.device) -> None:
         assert _SLOT_HEADER.size == 64
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
@@ -59,6 +65,10 @@ class SlotFile:
         except BaseException:
             os.close(self._fd)
             raise
+        self._group = max(1, _GROUP_BYTES // self.stride)  # slots
+        self._has_pages = bytearray(num_slots)
+        bodies = torch.frombuffer(self._map, dtype=torch.uint8)[self._bodies :]
+        self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
 
     def find(self) -> list[FoundSlot]:
         """Return the slots whose headers are whole. The pages of all others go back to the system."""
@@ -68,10 +78,13 @@ class SlotFile:
             mark, own_checksum, block_hash, checksum, last_use = _SLOT_HEADER.unpack_from(self._map, at)
             if mark == _MARK and own_checksum == crc32(_NAME.pack(block_hash, checksum)):
                 found.append(FoundSlot(index, block_hash, checksum, last_use))
+                self._has_pages[index] = True
             else:
                 worthless.append(index)
         for first, last in _runs(worthless):
             self._discard_pages(first, last)
+        for index in range(0, self.num_slots, self._group):
+            self._register_group(index)
         return found
 
     def body(self, index: int) -> memoryview:
@@ -91,6 +104,8 @@ class SlotFile:
         """Allocate pages for the body. Raises OSError where the file system is full: writing to the map would be a SIGBUS."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, self._bodies + index * self.stride, self.stride)
+        self._has_pages[index] = True
+        self._register_group(index)
 
     def clear(self, index: int) -> None:
         """Make a slot unfindable, before its body changes."""
@@ -110,9 +125,14 @@ class SlotFile:
     def give_back(self, index: int) -> None:
         """Empty a slot and give its memory back."""
         self.clear(index)
+        self._has_pages[index] = False
+        self.registered.release(
+            index * self.stride, (index + 1) * self.stride
+        )  # the device would go on with the old pages
         self._discard_pages(index, index)
 
     def close(self) -> None:
+        self.registered.close()
         with suppress(BufferError):  # a body is still in use: the map ends with its last view
             self._map.close()
         os.close(self._fd)
@@ -133,6 +153,13 @@ class SlotFile:
 
     def _file_header(self) -> bytes:
         return _FILE_HEADER.pack(_MAGIC, _VERSION, self.slot_bytes, self.num_slots)
+
+    def _register_group(self, index: int) -> None:
+        """Let the device reach the group of a slot, if none of it lacks pages."""
+        first = index // self._group * self._group
+        last = min(first + self._group, self.num_slots)
+        if self._has_pages.find(False, first, last) < 0:
+            self.registered.register(first * self.stride, last * self.stride)
 
     def _discard_pages(self, first: int, last: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):

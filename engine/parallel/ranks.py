@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -59,6 +59,9 @@ from engine.weights.digests import content_fingerprint
 log = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RankGroup:
@@ -388,6 +391,7 @@ class RankedCopier:
         self._model = model
         self._group = group
         self._parts = parts
+        self.batch_bytes = own.batch_bytes
 
     def mark(self) -> object:
         return self._own.mark()
@@ -408,6 +412,9 @@ class RankedCopier:
                 self._parts.take(rank // self._group.copies, whole, part)
         self._group.fetch(self._model, others)
         self._own.fetch(own.blocks, own.places, mark)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        return self._own.map(function, items)
 
     def _of_ranks(self, blocks: Sequence[int], wholes: Sequence[memoryview]) -> list[RankBlocks]:
         """Return each rank's blocks, with memory for its parts of them."""

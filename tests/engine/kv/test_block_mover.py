@@ -14,6 +14,9 @@ from tests.engine.kv.test_host_tier import SIZE, STRIDE, content, name, put, rea
 class Copier:
     """Copies at its second try."""
 
+    batch_bytes = 1 << 20
+    map = staticmethod(map)
+
     def __init__(self) -> None:
         self.tries = 0
 
@@ -39,6 +42,9 @@ def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
 
 class Filling:
     """A device's memory, which is filled; something happens behind each batch."""
+
+    batch_bytes = 1 << 20
+    map = staticmethod(map)
 
     def __init__(self) -> None:
         self.filled: dict[int, bytes] = {}

@@ -1,5 +1,6 @@
-"""The host tier: what it holds, what gives way, what a kill -9 leaves, and who may own it."""
+"""The host tier: what it holds, what gives way, what a kill -9 leaves, who may own it, and what of it a device reaches."""
 
+import ctypes
 import errno
 import os
 import random
@@ -9,22 +10,26 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier, TierError
 from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader
+from tests.engine.fake_registrar import REFUSAL, FakeRegistrar, until
 
 ROOT = Path(__file__).parents[3]
 SIZE = 3 * PAGE - 100  # a slot of three pages
 STRIDE = 3 * PAGE
+CUDA = torch.device("cuda")
 
 
 def name(n: int) -> bytes:
@@ -551,3 +556,98 @@ def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
     monkeypatch.setattr(os, "preadv", slowly)
     assert not reader.read(slot.index, name(0), into)
     reader.close()
+
+
+GROUP = 3  # slots that are registered at once
+
+
+@pytest.fixture
+def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
+    """A device with which slots are registered in threes."""
+    fake = FakeRegistrar()
+    monkeypatch.setattr("engine.registered_memory._registrar_of", lambda device: fake)
+    monkeypatch.setattr("engine.kv.slot_file._GROUP_BYTES", GROUP * STRIDE + PAGE)
+    return fake
+
+
+def reaches(tier: HostTier, n: int, size: int = SIZE) -> bool:
+    """Tell whether the device reaches a block's slot."""
+    slot = tier.pin(name(n), is_hit=False)
+    assert slot is not None
+    tier.unpin([slot])
+    at = ctypes.addressof(ctypes.c_char.from_buffer(slot.memory)) - tier.add_size(size).address
+    return tier.add_size(size).covers(at, at + size)
+
+
+def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar: FakeRegistrar, tmp_path: Path) -> None:
+    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, device=CUDA)
+    for n in range(GROUP - 1):
+        put(tier, n)
+    assert not tier.add_size(SIZE).wait(0.02)
+    assert registrar.calls == [], "a page that is registered is allocated"
+    for n in range(GROUP - 1, 10):
+        put(tier, n)
+    assert tier.add_size(SIZE).wait(10)
+    assert list(registrar.registered.values()) == [3 * STRIDE, 3 * STRIDE, 3 * STRIDE, STRIDE]
+    assert all(reaches(tier, n) for n in range(10))
+    for n in range(10, 20):
+        put(tier, n)
+    assert len(registrar.calls) == 4, "who takes the slot of the oldest finds it registered"
+    assert reaches(tier, 19)
+    tier.close()
+    assert registrar.registered == {}
+
+
+def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go(
+    registrar: FakeRegistrar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    for n in range(9):
+        put(tier, n)
+    assert tier.add_size(SIZE).wait(10)
+    covered, discard = [], SlotFile._discard_pages
+
+    def noticed(self: SlotFile, first: int, last: int) -> None:
+        covered.append(self.registered.covers(first * self.stride, (last + 1) * self.stride))
+        discard(self, first, last)
+
+    monkeypatch.setattr(SlotFile, "_discard_pages", noticed)
+    with tier.add_size(SIZE).in_use():  # a copy of another slot of the group
+        assert put(tier, 100, PAGE)
+        assert covered == [False]
+        assert (reaches(tier, 1), reaches(tier, 3)) == (False, True)
+        time.sleep(0.02)
+        assert "unregister" not in registrar.calls
+    until(lambda: "unregister" in registrar.calls)
+    assert len(registrar.registered) == 2
+    tier.forget([name(100)])
+    assert put(tier, 101)  # and the pages are the first size's again
+    until(lambda: len(registrar.registered) == 3)
+    tier.close()
+
+
+def test_what_an_earlier_process_left_is_registered_when_it_is_found(registrar: FakeRegistrar, tmp_path: Path) -> None:
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    for n in range(8):
+        put(tier, n)
+    tier.close()
+    registrar.calls.clear()
+    again = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    until(lambda: reaches(again, 0) and reaches(again, 5))
+    assert not reaches(again, 6), "one of its group has no pages"
+    assert read(again, 5) == content(5)
+    again.close()
+    assert registrar.calls == [*["register register-memory"] * 2, *["unregister"] * 2]
+
+
+def test_a_tier_that_cannot_be_registered_is_used_all_the_same(
+    registrar: FakeRegistrar, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registrar.limit = 1
+    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, device=CUDA)
+    assert all(put(tier, n) for n in range(10))
+    until(lambda: bool(caplog.records))
+    assert [read(tier, n) == content(n) for n in range(10)] == [True] * 10
+    assert (reaches(tier, 0), reaches(tier, 3)) == (True, False)
+    assert caplog.text.count(REFUSAL) == 1
+    tier.close()

@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 import torch
 
-from engine.kv.block_copier import CpuBlockCopier
+from engine.kv.block_copier import CpuBlockCopier, CudaBlockCopier
 from engine.kv.block_mover import HostFetch
 from engine.kv.block_pool import BlockPool
 from engine.kv.cached_prefix import PrefixLookup
@@ -22,6 +22,8 @@ from engine.kv.tier_read import TierRead
 from engine.kv.tiered_cache import TieredCache
 from engine.protocol import BlockSource, SamplingParams
 from engine.sequence import Sequence as EngineSequence
+from tests.engine.fake_copy_stream import FakeCopyStream
+from tests.engine.fake_registrar import FakeRegistrar, until
 from tests.engine.kv.test_host_tier import name
 
 BLOCK_SIZE = 4
@@ -513,3 +515,39 @@ def test_a_lookup_that_is_cancelled_asks_the_store_nothing(rig: Rig) -> None:
     lookup = StoreLookup([name(1)], 0.0)
     rig.tiers.cancel(lookup)
     assert lookup.is_cancelled
+
+
+def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_block_ends_the_fetch_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registrar, size = FakeRegistrar(), 4096
+    monkeypatch.setattr("engine.registered_memory._registrar_of", lambda device: registrar)
+    monkeypatch.setattr("engine.kv.slot_file._GROUP_BYTES", 4 * size)
+    cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
+    for life in range(2):  # the second finds what the first has left
+        host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))
+        memory, stream = host.add_size(size), FakeCopyStream()
+        tiers = TieredCache(host, None, CudaBlockCopier(cache, memory, stream), size)
+        if life == 0:
+            for n in range(8):
+                tiers.store(n, name(n))
+            tiers.begin_stores(everything=True)
+            assert tiers.wait_until_idle(10)
+        else:
+            slot = host.pin(name(5), is_hit=False)
+            assert slot is not None
+            slot.memory[7] ^= 1
+            host.unpin([slot])
+        until(lambda memory=memory: memory.covers(0, 8 * size))  # type: ignore[misc]
+        stream.copied.clear()
+        fetch = tiers.fetch([name(n) for n in range(8)], range(16, 24))
+        assert tiers.wait_until_idle(10)
+        num_sound = 5 if life else 8
+        assert fetch.num_blocks == num_sound
+        assert torch.equal(cache[16 : 16 + num_sound], cache[:num_sound])
+        assert all(0 <= source - memory.address < 8 * size for _, source, _ in stream.copied)
+        assert len(stream.copied) == num_sound
+        cache[16:] = 0
+        tiers.close()
+        host.close()
+        assert registrar.registered == {}

@@ -1,0 +1,56 @@
+"""A stream of a CUDA device, whose copy engines move bytes beside the computation. Knows addresses and their order; refuses to know blocks."""
+
+from typing import Protocol
+
+import torch
+
+from engine.cuda_runtime import CudaRuntime
+
+
+class Waitable(Protocol):
+    def synchronize(self) -> object: ...
+
+
+class CopyStream(Protocol):
+    def mark(self) -> object:
+        """Return a point in the device's work, behind all that this thread has launched."""
+
+    def wait_for(self, mark: object) -> None:
+        """Let copies that are begun from now on wait for a mark."""
+
+    def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
+        """Copy between the device and memory that it reaches, one copy behind the other."""
+
+    def begun(self) -> Waitable:
+        """Return what waits for all copies that have been begun."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return memory of the host that the device reaches: [num_bytes] uint8."""
+
+
+class CudaCopyStream:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._runtime = CudaRuntime(device)
+
+    def mark(self) -> object:
+        return self._event(torch.cuda.current_stream(self._device))
+
+    def wait_for(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        self._stream.wait_event(mark)
+
+    def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
+        self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
+
+    def begun(self) -> Waitable:
+        return self._event(self._stream)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event

@@ -1,0 +1,42 @@
+"""A driver that is asked to register memory, and keeps a list of what it was told."""
+
+import threading
+import time
+from collections.abc import Callable
+
+REFUSAL = "out of memory"
+
+
+class FakeRegistrar:
+    """Registers as long as it is let and has not been told too often; as a driver, refuses what it has already, and what it has not."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.limit = limit
+        self.registered: dict[int, int] = {}
+        self.calls: list[str] = []
+        self.read_only: list[bool] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.begun = threading.Semaphore(0)
+
+    def register(self, address: int, num_bytes: int, is_read_only: bool) -> str | None:
+        self.begun.release()
+        assert self.may_go_on.wait(10)
+        self.calls.append(f"register {threading.current_thread().name}")
+        self.read_only.append(is_read_only)
+        if len(self.registered) == self.limit:
+            return REFUSAL
+        assert address not in self.registered, "already registered"
+        self.registered[address] = num_bytes
+        return None
+
+    def unregister(self, address: int) -> str | None:
+        self.calls.append("unregister")
+        return None if self.registered.pop(address, 0) else "not registered"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.001)

@@ -1,0 +1,144 @@
+"""Copies between a CUDA device and host memory, on a stand-in for the device: what goes straight, what through staging, in which order."""
+
+import mmap
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.kv import block_staging
+from engine.kv.block_copier import CpuBlockCopier, CudaBlockCopier
+from engine.registered_memory import RegisteredMemory
+from tests.engine.fake_copy_stream import FakeCopyStream
+from tests.engine.fake_registrar import FakeRegistrar, until
+
+BLOCK = mmap.PAGESIZE
+NUM_BLOCKS = 16
+PIECE = 4 * BLOCK
+
+
+class Rig:
+    """A cache of 16 blocks, and as many places in host memory, of which pieces of 4 are registered."""
+
+    def __init__(self) -> None:
+        self.cache = torch.randint(0, 256, (NUM_BLOCKS, BLOCK), dtype=torch.uint8)
+        self.map = mmap.mmap(-1, NUM_BLOCKS * BLOCK)
+        self.host = torch.frombuffer(self.map, dtype=torch.uint8).view(NUM_BLOCKS, BLOCK)
+        self.registrar = FakeRegistrar()
+        self.registered = RegisteredMemory(self.host.view(-1), torch.device("cuda"), PIECE, registrar=self.registrar)
+        self.stream = FakeCopyStream()
+        self.copier = CudaBlockCopier(self.cache, self.registered, self.stream)
+
+    def register(self, num_pieces: int) -> None:
+        self.registered.register(0, num_pieces * PIECE)
+        until(lambda: len(self.registrar.registered) == num_pieces)
+        self.registered.wait(10)
+
+    def views(self, places: list[int]) -> list[memoryview]:
+        return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]
+
+    def straight(self) -> int:
+        """How many copies were between cache and host memory themselves."""
+        cache, host = self.cache.data_ptr(), self.host.data_ptr()
+        size = self.cache.nbytes
+        return sum(
+            any(0 <= at - cache < size for at in copy[:2]) and any(0 <= at - host < size for at in copy[:2])
+            for copy in self.stream.copied
+        )
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(block_staging, "_BUFFER_BYTES", 2 * BLOCK)
+    made = Rig()
+    yield made
+    made.registered.close()
+
+
+BLOCKS, PLACES = [5, 2, 11, 3, 9, 14, 0], [1, 2, 0, 3, 9, 4, 15]
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 2, 4])
+def test_blocks_go_to_their_places_whatever_of_these_is_registered(rig: Rig, num_pieces: int) -> None:
+    rig.register(num_pieces)
+    rig.copier.store(BLOCKS, rig.views(PLACES), rig.copier.mark())
+    assert torch.equal(rig.host[PLACES], rig.cache[BLOCKS])
+    assert not rig.host[[5, 6, 7, 8]].any()
+    reached = sum(place < num_pieces * 4 for place in PLACES)
+    assert (rig.straight(), len(rig.stream.copied)) == (reached, len(PLACES))
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 2, 4])
+def test_blocks_come_from_their_places_whatever_of_these_is_registered(rig: Rig, num_pieces: int) -> None:
+    rig.register(num_pieces)
+    rig.host.random_()
+    before = rig.cache.clone()
+    rig.copier.fetch(BLOCKS, rig.views(PLACES), rig.copier.mark())
+    assert torch.equal(rig.cache[BLOCKS], rig.host[PLACES])
+    others = [block for block in range(NUM_BLOCKS) if block not in BLOCKS]
+    assert torch.equal(rig.cache[others], before[others])
+    assert rig.straight() == sum(place < num_pieces * 4 for place in PLACES)
+
+
+def test_copies_of_what_is_registered_are_begun_behind_the_mark_and_waited_for_once(rig: Rig) -> None:
+    rig.register(4)
+    for move in (rig.copier.store, rig.copier.fetch):
+        rig.stream.events.clear()
+        move(BLOCKS, rig.views(PLACES), "the mark")
+        assert rig.stream.events == ["wait for the mark", *["copy"] * len(BLOCKS), "wait"]
+
+
+def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it_was_copied(rig: Rig) -> None:
+    rig.copier.store(BLOCKS, rig.views(PLACES), "it")
+    assert "".join(event[0] for event in rig.stream.events[1:]) == "cccc" + "wcc" + "wc" + "ww" + "w"
+    rig.stream.events.clear()
+    rig.copier.fetch(BLOCKS, rig.views(PLACES), "it")
+    assert "".join(event[0] for event in rig.stream.events[1:]) == "cccc" + "wcc" + "wc" + "w"
+
+
+def test_memory_of_nobody_goes_through_staging(rig: Rig) -> None:
+    """As the parts of ranks, which are put together by the host."""
+    rig.register(4)
+    places = [memoryview(bytearray(BLOCK)) for _ in BLOCKS]
+    rig.copier.store(BLOCKS, places, "it")
+    assert [bytes(place) for place in places] == [bytes(rig.cache[block].tolist()) for block in BLOCKS]
+    alone = CudaBlockCopier(rig.cache, None, rig.stream)
+    alone.fetch([7], [places[0]], "it")
+    assert torch.equal(rig.cache[7], rig.cache[BLOCKS[0]])
+    assert rig.straight() == 0
+
+
+def test_what_is_being_copied_stays_registered_until_it_is(rig: Rig) -> None:
+    rig.register(4)
+    seen = []
+
+    def release() -> None:
+        rig.registered.release(0, PIECE)
+        rig.registered.wait(0.02)
+        seen.append(len(rig.registrar.registered))
+
+    rig.stream.on_wait = release
+    rig.copier.fetch([1], rig.views([2]), "it")
+    assert seen == [4]
+    until(lambda: len(rig.registrar.registered) == 3)
+    rig.stream.on_wait = lambda: None
+    rig.copier.fetch([1], rig.views([2]), "it")
+    assert rig.straight() == 1, "and then through staging"
+    assert torch.equal(rig.cache[1], rig.host[2])
+
+
+def test_a_device_that_fails_is_said_to_and_nothing_stays_in_use(rig: Rig) -> None:
+    rig.register(4)
+    rig.stream.num_until_failure = 3
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        rig.copier.store(BLOCKS, rig.views(PLACES), "it")
+    rig.registered.release(0, 4 * PIECE)
+    until(lambda: not rig.registrar.registered)
+
+
+def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None:
+    assert rig.copier.map(lambda n: n + 1, [1, 2]) == [2, 3]
+    asked = []
+    found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
+    assert not all(found)
+    assert asked == [1, 0], "what need not be looked at is not"
