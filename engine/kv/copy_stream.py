@@ -39,6 +39,7 @@ class CudaCopyStream:
 
     def wait_for(self, mark: object) -> None:
         assert isinstance(mark, torch.cuda.Event)
+        torch.cuda.set_device(self._device)  # of this thread, whose copies would else make a context on the first one
         self._stream.wait_event(mark)
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
