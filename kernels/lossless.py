@@ -187,7 +187,7 @@ def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
     bits = F.pad(plain.view(torch.int16).int() & 0xFFFF, (0, -plain.shape[1] % GROUP))
     high, low = bits >> 8, bits & 255
     palettes = into.palettes.long().repeat_interleave(PALETTE_ROWS, 0)[:rows]
-    place_of = torch.full((rows, 256), PALETTE, dtype=torch.int64)
+    place_of = torch.full((rows, 256), PALETTE, dtype=torch.int64, device=plain.device)
     for place in reversed(range(PALETTE)):
         place_of.scatter_(1, palettes[:, place : place + 1], place)
     places = place_of.gather(1, high.long())
@@ -197,7 +197,7 @@ def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
     begin = int(into.starts[0])
     entries = found[:, 0] % PALETTE_ROWS << 29 | found[:, 1] << 8 | high[is_escape]
     into.escapes[begin : begin + len(found)].copy_(entries.to(torch.int32))
-    order = _columns()
+    order = _columns().to(plain.device)
     arranged = torch.where(places == PALETTE, 0, places).view(rows, -1, GROUP)[..., order]
     pairs = arranged[..., : GROUP // 2] | arranged[..., GROUP // 2 :] << 4
     groups = torch.cat((pairs, low.view(rows, -1, GROUP)[..., order]), dim=-1)
