@@ -111,8 +111,10 @@ def _warm_up(device: "torch.device") -> None:
     import torch
 
     with torch.inference_mode():
+        ids = torch.arange(8, device=device)
+        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # as positions are turned, and logits looked at
         for dtype in (torch.float32, torch.bfloat16):
-            rows = torch.ones(8, 64, dtype=dtype, device=device)
+            rows = torch.nn.functional.embedding(ids, torch.ones(8, 64, dtype=dtype, device=device))
             product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()
             torch.softmax(product, -1).topk(4).indices.sort()
             torch.cat([product, product.cumsum(-1)])[torch.tensor([0, 1], device=device)].argmax(-1).tolist()

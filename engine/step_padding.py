@@ -31,7 +31,8 @@ class PromptShape(NamedTuple):
         num_tokens = sum(lengths)
         if step.checks_drafts or step.prompt_logprobs or step.pooling or len(lengths) > _MOST_PROMPTS:
             return None
-        chunks = power_of_two(2 * len(lengths) + 1)
+        is_whole = _padded_tokens(num_tokens) == num_tokens and power_of_two(len(lengths)) == len(lengths)
+        chunks = len(lengths) if is_whole else power_of_two(2 * len(lengths) + 1)
         again = chunks - len(lengths)  # chunks of one token at least
         tokens = _padded_tokens(num_tokens + again)
         if tokens > MOST_TOKENS or tokens - num_tokens > again * max(lengths):

@@ -81,16 +81,28 @@ def test_a_token_that_only_the_device_knows_is_fed_to_its_copies_too() -> None:
     assert padded(step, 4, shape).feeds == ((0, 7), (2, 7), (3, 7))
 
 
-@pytest.mark.parametrize("lengths", [(MOST_TOKENS,), (700,), (2,) * 5])
+@pytest.mark.parametrize("lengths", [(MOST_TOKENS + 1,), (700,), (2,) * 5])
 def test_large_steps_and_those_of_many_prompts_are_not_recorded(lengths: tuple[int, ...]) -> None:
     assert PromptShape.of(StepInput.of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)) is None
 
 
-@pytest.mark.parametrize(("length", "tokens"), [(5, 8), (200, 256), (300, 384), (512, 640)])
+@pytest.mark.parametrize(("length", "tokens"), [(5, 8), (200, 256), (300, 384), (511, 640)])
 def test_few_tokens_are_padded_to_powers_of_two_and_many_by_a_step(length: int, tokens: int) -> None:
     shape = PromptShape.of(StepInput.of([chunk(0, length, 1)], BLOCK_SIZE))
     assert shape is not None
     assert shape.tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_padded"), [((512,), False), ((128, 256), False), ((64, 64, 64, 64), False), ((100, 28, 128), True)]
+)
+def test_what_is_of_a_size_is_not_padded(lengths: tuple[int, ...], is_padded: bool) -> None:
+    step = StepInput.of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)
+    shape = PromptShape.of(step)
+    assert shape is not None
+    assert (shape.tokens > sum(lengths)) is is_padded
+    if not is_padded:
+        assert sequences_of(padded(step, 0, shape)) == sequences_of(step)
 
 
 def arriving(engine: Engine) -> dict[str, Heard]:
