@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.kv.copy_stream import CopyStream, Waitable
+from engine.kv.copy_stream import BegunCopies, CopyStream
 
 NUM_MOVERS = 4  # threads: one moves some 8 GB/s within host memory, a bus 50
 _BUFFER_BYTES = 8 << 20
@@ -31,7 +31,7 @@ class BlockStaging:
 
     def store(self, moves: Sequence[BlockMove]) -> None:
         """Copy from device to host; returns when the bytes are there."""
-        waiting: list[tuple[Waitable, list[tuple[int, int]]]] = []
+        waiting: list[tuple[BegunCopies, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
                 self._stream.begin_copy(row, move.device, self._block_bytes)
@@ -43,7 +43,7 @@ class BlockStaging:
 
     def fetch(self, moves: Sequence[BlockMove]) -> None:
         """Begin to copy from host to device; returns when all is in the buffers."""
-        copied: list[Waitable] = []
+        copied: list[BegunCopies] = []
         for i, part in enumerate(self._parts(moves)):
             if i >= 2:
                 copied[i - 2].synchronize()
@@ -59,7 +59,7 @@ class BlockStaging:
             part = moves[start : start + self._num_rows]
             yield [(address + row * self._block_bytes, move) for row, move in enumerate(part)]
 
-    def _empty(self, filled: Waitable, moves: Sequence[tuple[int, int]]) -> None:
+    def _empty(self, filled: BegunCopies, moves: Sequence[tuple[int, int]]) -> None:
         filled.synchronize()
         self._move(moves)
 

@@ -7,7 +7,7 @@ import torch
 from engine.cuda_runtime import CudaRuntime
 
 
-class Waitable(Protocol):
+class BegunCopies(Protocol):
     def synchronize(self) -> object: ...
 
 
@@ -21,7 +21,7 @@ class CopyStream(Protocol):
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
         """Copy between the device and memory that it reaches, one copy behind the other."""
 
-    def begun(self) -> Waitable:
+    def begun(self) -> BegunCopies:
         """Return what waits for all copies that have been begun."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ class CudaCopyStream:
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
         self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
 
-    def begun(self) -> Waitable:
+    def begun(self) -> BegunCopies:
         return self._event(self._stream)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
