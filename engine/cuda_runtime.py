@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-_READ_ONLY = 8  # cudaHostRegisterReadOnly, without which the driver refuses what this process may not write
 _EITHER_WAY = 4  # cudaMemcpyDefault: addresses say which
 
 
@@ -26,10 +25,10 @@ class CudaRuntime:
         self._begin_copy = copies.cudaMemcpyAsync
         self._begin_copy.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
 
-    def register(self, address: int, num_bytes: int, is_read_only: bool) -> str | None:
+    def register(self, address: int, num_bytes: int) -> str | None:
         """Pin memory of the host and map it for the device; return why that cannot be."""
         with torch.cuda.device(self._device):
-            return self._problem(self._library.cudaHostRegister(address, num_bytes, _READ_ONLY if is_read_only else 0))
+            return self._problem(self._library.cudaHostRegister(address, num_bytes, 0))
 
     def unregister(self, address: int) -> str | None:
         """Undo a registration; return why that cannot be."""

@@ -23,7 +23,7 @@ PIECE_BYTES = 64 << 20  # some 7 ms each, for which whoever needs the driver may
 class HostRegistrar(Protocol):
     """The device's side."""
 
-    def register(self, address: int, num_bytes: int, is_read_only: bool) -> str | None:
+    def register(self, address: int, num_bytes: int) -> str | None:
         """Pin memory of the host and map it for the device; return why that cannot be."""
 
     def unregister(self, address: int) -> str | None:
@@ -38,10 +38,9 @@ class RegisteredMemory:
         memory: torch.Tensor,
         device: torch.device,
         piece_bytes: int = PIECE_BYTES,
-        is_read_only: bool = False,
         registrar: HostRegistrar | None = None,
     ) -> None:
-        """`memory`: [num_bytes] uint8, from the beginning of a page on. `is_read_only`: this process has it mapped without the right to write."""
+        """`memory`: [num_bytes] uint8, from the beginning of a page on, mapped so that this process may write to it."""
         assert memory.dtype == torch.uint8
         assert memory.dim() == 1
         assert memory.data_ptr() % mmap.PAGESIZE == piece_bytes % mmap.PAGESIZE == 0, "a page is registered once"
@@ -49,7 +48,6 @@ class RegisteredMemory:
         self.num_bytes = len(memory)
         self._memory: torch.Tensor | None = memory  # mapped until it is closed
         self._piece_bytes = piece_bytes
-        self._is_read_only = is_read_only
         self._registrar = registrar or _registrar_of(device)
         self._condition = threading.Condition()
         self._wanted: dict[int, None] = {}  # pieces to be registered, in this order
@@ -152,7 +150,7 @@ class RegisteredMemory:
             del self._wanted[piece]
         start, end = self._edges(piece)
         assert self._registrar is not None
-        problem = self._registrar.register(self.address + start, end - start, self._is_read_only)
+        problem = self._registrar.register(self.address + start, end - start)
         with self._condition:
             self._registering = None
             if problem is not None:

@@ -14,16 +14,14 @@ class FakeRegistrar:
         self.limit = limit
         self.registered: dict[int, int] = {}
         self.calls: list[str] = []
-        self.read_only: list[bool] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.begun = threading.Semaphore(0)
 
-    def register(self, address: int, num_bytes: int, is_read_only: bool) -> str | None:
+    def register(self, address: int, num_bytes: int) -> str | None:
         self.begun.release()
         assert self.may_go_on.wait(10)
         self.calls.append(f"register {threading.current_thread().name}")
-        self.read_only.append(is_read_only)
         if len(self.registered) == self.limit:
             return REFUSAL
         assert address not in self.registered, "already registered"

@@ -48,16 +48,6 @@ def test_a_mapping_is_registered_piece_by_piece_by_another_thread_and_unregister
     assert len(fake.calls) == 6
 
 
-@pytest.mark.parametrize("is_read_only", [False, True])
-def test_what_the_process_may_not_write_is_registered_as_such(is_read_only: bool) -> None:
-    fake = FakeRegistrar()
-    registered = RegisteredMemory(mapping(PIECE), CUDA, PIECE, is_read_only, registrar=fake)
-    registered.start()
-    assert registered.wait(10)
-    registered.close()
-    assert fake.read_only == [is_read_only]
-
-
 def test_what_is_registered_is_covered_while_the_rest_is_on_its_way_and_nobody_waits_for_it() -> None:
     fake = FakeRegistrar()
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
