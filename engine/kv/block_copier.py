@@ -72,7 +72,7 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    batch_bytes = 32 << 20  # 0.6 ms on a bus of 50 GB/s, some 4 ms through staging
+    batch_bytes = 64 << 20  # 1.4 ms on a bus of 47 GB/s, 5 through staging, and as long again to check
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CopyStream) -> None:
         self._blocks = blocks  # kept alive with its address
@@ -89,16 +89,16 @@ class CudaBlockCopier:
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
         with self._turn(mark):
-            direct, staged = self._ways(blocks, into)
-            for device, host in direct:
-                self._stream.begin_copy(host, device, self._block_bytes)
+            staged: list[BlockMove] = []
+            for run in self._runs(blocks, into, staged):
+                self._stream.begin_copy(run.host, run.device, run.num_bytes)
             self._staging.store(staged)
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
         with self._turn(mark):  # steps under way may still read what these blocks held before
-            direct, staged = self._ways(blocks, source)
-            for device, host in direct:
-                self._stream.begin_copy(device, host, self._block_bytes)
+            staged: list[BlockMove] = []
+            for run in self._runs(blocks, source, staged):
+                self._stream.begin_copy(run.device, run.host, run.num_bytes)
             self._staging.fetch(staged)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
@@ -112,20 +112,30 @@ class CudaBlockCopier:
             yield
             self._stream.begun().synchronize()
 
-    def _ways(self, blocks: Sequence[int], views: Sequence[memoryview]) -> tuple[list[BlockMove], list[BlockMove]]:
-        """Return the blocks whose place in host memory the device reaches, and the others."""
-        direct: list[BlockMove] = []
-        staged: list[BlockMove] = []
+    def _runs(self, blocks: Sequence[int], views: Sequence[memoryview], staged: list[BlockMove]) -> Iterator[BlockMove]:
+        """Yield the blocks whose place in host memory the device reaches, neighbours on both sides as one move: a call takes 2 to 9 us. Add the
+        others to `staged`."""
+        size = self._block_bytes
+        device, host, length = 0, 0, 0  # of the run
         for block, view in zip(blocks, views, strict=True):
-            move = BlockMove(self._start + block * self._block_bytes, _address(view))
-            (direct if self._reaches(move.host) else staged).append(move)
-        return direct, staged
+            at, place = self._start + block * size, _address(view)
+            if length and (at, place) == (device + length, host + length) and self._reaches(host, length + size):
+                length += size
+                continue
+            if length:
+                yield BlockMove(device, host, length)
+            device, host, length = at, place, size
+            if not self._reaches(place, size):
+                staged.append(BlockMove(at, place, size))
+                length = 0
+        if length:
+            yield BlockMove(device, host, length)
 
-    def _reaches(self, address: int) -> bool:
+    def _reaches(self, address: int, num_bytes: int) -> bool:
         if self._registered is None:
             return False
         start = address - self._registered.address
-        return self._registered.covers(start, start + self._block_bytes)
+        return self._registered.covers_at_once(start, start + num_bytes)
 
 
 def _address(view: memoryview) -> int:

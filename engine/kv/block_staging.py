@@ -15,10 +15,11 @@ _BUFFER_BYTES = 8 << 20
 
 
 class BlockMove(NamedTuple):
-    """A block's two addresses."""
+    """The two addresses of a block, or of neighbours."""
 
     device: int
     host: int
+    num_bytes: int
 
 
 class BlockStaging:

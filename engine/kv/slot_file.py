@@ -21,7 +21,7 @@ from zlib import crc32
 
 import torch
 
-from engine.registered_memory import RegisteredMemory
+from engine.registered_memory import PIECE_BYTES, RegisteredMemory
 
 PAGE = mmap.PAGESIZE
 _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
@@ -33,7 +33,6 @@ _SLOT_HEADER = struct.Struct("<II32sI4xd8x")
 _NAME = struct.Struct("<32sI")  # what the header's own checksum covers
 _LAST_USE = struct.Struct("<d")
 _NAME_OFFSET, _LAST_USE_OFFSET = 8, 48
-_GROUP_BYTES = 16 << 20  # registered at once; as much may wait for its last slot
 
 
 class FoundSlot(NamedTuple):
@@ -65,7 +64,7 @@ class SlotFile:
         except BaseException:
             os.close(self._fd)
             raise
-        self._group = max(1, _GROUP_BYTES // self.stride)  # slots
+        self._group = max(1, PIECE_BYTES // self.stride)  # slots
         self._has_pages = bytearray(num_slots)
         bodies = torch.frombuffer(self._map, dtype=torch.uint8)[self._bodies :]
         self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
@@ -102,8 +101,10 @@ class SlotFile:
 
     def provide(self, index: int) -> None:
         """Allocate pages for the body. Raises OSError where the file system is full: writing to the map would be a SIGBUS."""
+        if self._has_pages[index]:
+            return
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._fd, self._bodies + index * self.stride, self.stride)
+            os.posix_fallocate(self._fd, self.offset_of(index), self.stride)
         self._has_pages[index] = True
         self._register_group(index)
 

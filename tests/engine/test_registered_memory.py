@@ -33,6 +33,15 @@ def test_a_mapping_is_registered_piece_by_piece_by_another_thread_and_unregister
     assert not registered.covers(0, len(memory) + 1)
     assert not registered.covers(-1, 5)
     assert not registered.covers(7, 7)
+    assert [registered.covers_at_once(*part) for part in ((PIECE, 2 * PIECE), (2 * PIECE + 1, 2 * PIECE + 2))] == [
+        True
+    ] * 2
+    size = len(memory)
+    for start, end, expected in (
+        (PIECE, 2 * PIECE, True), (2 * PIECE + 1, size, True), (size - 1, size + 1, False), (PIECE - 1, PIECE + 1, False),
+        (-4, 0, False), (3 * PIECE, 3 * PIECE + 1, False),
+    ):  # fmt: skip
+        assert registered.covers_at_once(start, end) is expected, (start, end)
     assert list(registered.split(PIECE - 5, 2 * PIECE + 1)) == [
         (PIECE - 5, PIECE),
         (PIECE, 2 * PIECE),

@@ -38,12 +38,13 @@ class Rig:
         return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]
 
     def straight(self) -> int:
-        """How many copies were between cache and host memory themselves."""
+        """How many blocks were copied between cache and host memory themselves."""
         cache, host = self.cache.data_ptr(), self.host.data_ptr()
         size = self.cache.nbytes
         return sum(
-            any(0 <= at - cache < size for at in copy[:2]) and any(0 <= at - host < size for at in copy[:2])
+            copy[2] // BLOCK
             for copy in self.stream.copied
+            if any(0 <= at - cache < size for at in copy[:2]) and any(0 <= at - host < size for at in copy[:2])
         )
 
 
@@ -86,6 +87,18 @@ def test_copies_of_what_is_registered_are_begun_behind_the_mark_and_waited_for_o
         rig.stream.events.clear()
         move(BLOCKS, rig.views(PLACES), "the mark")
         assert rig.stream.events == ["wait for the mark", *["copy"] * len(BLOCKS), "wait"]
+
+
+def test_neighbours_on_both_sides_are_copied_at_once_within_a_piece(rig: Rig) -> None:
+    rig.register(3)
+    blocks, places = [7, 8, 9, 10, 1, 0, 3, 4, 12, 13, 14], [2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]
+    expected = [(7, 2, 2), (9, 4, 2), (1, 6, 1), (0, 7, 1), (3, 8, 1), (4, 10, 1), (12, 11, 1)]
+    rig.copier.store(blocks, rig.views(places), "it")
+    cache, host = rig.cache.data_ptr(), rig.host.data_ptr()
+    straight = rig.stream.copied[: len(expected)]
+    assert [((a - cache) // BLOCK, (b - host) // BLOCK, n // BLOCK) for b, a, n in straight] == expected
+    assert torch.equal(rig.host[places], rig.cache[blocks])
+    assert rig.straight() == 9, "the last two through staging"
 
 
 def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it_was_copied(rig: Rig) -> None:

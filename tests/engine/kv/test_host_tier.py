@@ -566,7 +566,7 @@ def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
     """A device with which slots are registered in threes."""
     fake = FakeRegistrar()
     monkeypatch.setattr("engine.registered_memory._registrar_of", lambda device: fake)
-    monkeypatch.setattr("engine.kv.slot_file._GROUP_BYTES", GROUP * STRIDE + PAGE)
+    monkeypatch.setattr("engine.kv.slot_file.PIECE_BYTES", GROUP * STRIDE + PAGE)
     return fake
 
 
