@@ -4,7 +4,6 @@ from kernels.catalogue import (
     activations,
     adapters,
     attention,
-    block_copies,
     experts,
     heads,
     matrices,
@@ -24,5 +23,4 @@ OPERATIONS: tuple[Operation, ...] = (
     *adapters.OPERATIONS,
     *sampling.OPERATIONS,
     *pooling.OPERATIONS,
-    *block_copies.OPERATIONS,
 )
