@@ -209,11 +209,11 @@ class HostTier:
     def close(self) -> None:
         """Close the files, which stay for the next owner."""
         with self._lock:
+            os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
+            self._slots.clear()
             for file in self._files.values():
                 file.close()
             self._files.clear()
-            self._slots.clear()
-            os.close(self._lock_fd)
 
     def _recover(self) -> None:
         found = []

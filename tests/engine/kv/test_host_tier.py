@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier, TierError
-from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader
+from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader, lock_directory
 from tests.engine.fake_registrar import REFUSAL, FakeRegistrar, until
 
 ROOT = Path(__file__).parents[3]
@@ -638,6 +638,24 @@ def test_what_an_earlier_process_left_is_registered_when_it_is_found(registrar: 
     assert read(again, 5) == content(5)
     again.close()
     assert registrar.calls == [*["register register-memory"] * 2, *["unregister"] * 2]
+
+
+def test_the_next_owner_does_not_wait_until_all_is_unregistered(
+    registrar: FakeRegistrar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    assert all(put(tier, n) for n in range(9))
+    assert tier.add_size(SIZE).wait(10)
+    unregister, taken = registrar.unregister, []
+
+    def take_and_unregister(address: int) -> str | None:
+        taken.append(lock_directory(tmp_path / "tier"))
+        os.close(taken[-1])
+        return unregister(address)
+
+    monkeypatch.setattr(registrar, "unregister", take_and_unregister)
+    tier.close()
+    assert len(taken) == 3
 
 
 def test_a_tier_that_cannot_be_registered_is_used_all_the_same(
