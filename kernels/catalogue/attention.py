@@ -281,6 +281,7 @@ def _mla_cost(arguments: Arguments) -> Cost:
 _LLAMA_8B, _GPT_OSS, _GEMMA_2 = Heads(32, 8, 128, 16), Heads(64, 8, 64, 16), Heads(16, 8, 256, 16)
 _PLAIN, _ODD, _WIDE, _ALONE = Heads(4, 2, 16, 16), Heads(6, 2, 10, 5), Heads(16, 1, 24, 32), Heads(3, 3, 80, 3)
 _BY_TOKEN = Heads(6, 2, 80, 16, by_token=True)
+_TILED = Heads(4, 2, 64, 16)  # of a width, and in blocks, that Hopper's form of prompts takes
 
 # Weights are rounded to the storage type before they meet the values, and the result once. In fp32 the error of a score, in proportion to its size
 # (up to ten), is that of its weight; measured: five roundings at most, and a GPU's exp2 is off by two more.
@@ -372,6 +373,9 @@ PREFILL_ATTENTION = Operation(
         _prefill(_ODD, (40, 5), (40, 60), soft_cap=1.5, scale=1.0),
         _prefill(_PLAIN, (20, 3), (33, 60), fp8=True),
         _prefill(_ODD, (70,), (99,), fp8=True, window=33, sinks=True, soft_cap=4.0),
+        _prefill(_TILED, (130, 3, 300, 70), (301, 3, 300, 129)),
+        _prefill(_TILED, (200, 65), (500, 400), window=150, sinks=True),
+        _prefill(_TILED, (200, 70), (500, 70), window=70, is_chunked=True, soft_cap=50.0),
     ),
     bench=(
         _prefill(_LLAMA_8B, (4096,), (4096,), _FUSED, layers=1, in_order=True),
@@ -410,6 +414,8 @@ MLA_DECODE = Operation(
         _mla_decode(16, 32, 16, (300, 16, 90), 16),
         _mla_decode(5, 24, 6, (40, 301), 5),
         _mla_decode(70, 16, 8, (33, 7), 3),  # two tiles of heads, the second nearly empty
+        _mla_decode(16, 64, 64, (300, 16, 90), 16),  # of widths, and in blocks, that Hopper's form takes
+        _mla_decode(100, 128, 64, (1, 700), 32),
     ),
     bench=(
         _mla_decode(
@@ -430,6 +436,7 @@ MLA_PREFILL = Operation(
         _mla_prefill(4, 32, 16, (3, 20, 1), (3, 70, 33), 16),
         _mla_prefill(5, 24, 6, (40, 9), (90, 9), 5),
         _mla_prefill(70, 16, 8, (3,), (50,), 3),
+        _mla_prefill(5, 64, 64, (30, 1, 80), (300, 17, 80), 16),
     ),
     bench=(_mla_prefill(16, 512, 64, (4096,), (4096,), 16, Target(0.4, "matmul")),),
     cost=_mla_cost,

@@ -60,7 +60,7 @@ def _attend(
     )  # fmt: skip
     line = (seq * queries + query) * kv_heads * group + head
     write_part(
-        out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits,
+        out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits, tl.arange(0, DIM),
         HEAD_DIM, DIM, HAS_SINKS, DIRECT,
     )  # fmt: skip
 

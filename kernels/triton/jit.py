@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.jit import JITFunction
 
 
@@ -62,17 +63,22 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
         return is_wide if parameter.do_not_specialize else (is_wide, value == 1, value % 16 == 0)
 
 
-def jit(function: Any = None, *, of_batch: Sequence[str] = ()) -> Any:
+class TraceableGluonFunction(TraceableFunction, GluonJITFunction):  # type: ignore[misc]
+    """Written in Gluon's words (kernels/triton/gluon.py)."""
+
+
+def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = False) -> Any:
     """`of_batch`: arguments that follow a batch and not the model. Triton would compile anew for an integer of them that is 1 or a multiple of 16,
     and for a tensor that begins elsewhere than at 16 bytes, as a row of a batch's numbers may. No strides, nor where a split's columns begin:
     without their multiples of 16 nothing is read 16 bytes at a time."""
     if function is None:
-        return lambda given: jit(given, of_batch=of_batch)
+        return lambda given: jit(given, of_batch=of_batch, is_gluon=is_gluon)
     names = list(of_batch)
     assert set(names) <= signature(function).parameters.keys(), f"{function.__name__} takes other arguments"
     if triton.knobs.runtime.interpret:
         return triton.jit(function, do_not_specialize=names)
-    return TraceableFunction(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
+    kind = TraceableGluonFunction if is_gluon else TraceableFunction
+    return kind(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
 
 
 @contextmanager

@@ -38,6 +38,14 @@ def num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(None if device.type == "meta" else device).multi_processor_count
 
 
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether warp groups multiply there: on an H100 and an H200, and under the interpreter."""
+    if device.type == "cpu" or (device.type == "meta" and not torch.cuda.is_available()):
+        return True
+    return torch.cuda.get_device_capability(None if device.type == "meta" else device)[0] == 9
+
+
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """x [rows, columns] with each row contiguous."""
     return x if x.stride(1) == 1 else x.contiguous()

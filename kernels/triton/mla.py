@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton import hopper_mla
 from kernels.triton.jit import jit
 from kernels.triton.kv_write import place_of
 from kernels.triton.paged_tiles import LOG2_E, load_rows, weigh
@@ -27,7 +28,7 @@ def _attend(
 ):  # fmt: skip
     program = tl.program_id(0)
     if IS_PREFILL:
-        seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, ROWS)
+        seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, tl.arange(0, 128), ROWS)
         first = tl.load(starts + seq)
         num_queries, split_index = tl.load(starts + seq + 1) - first, 0
     else:  # tiles of one sequence's heads side by side
@@ -68,7 +69,7 @@ def _attend(
             weights, fade, top, total = weigh(tl.where(seen, scores, float("-inf")), scale, top, total, True)
             result = tl.dot(weights.to(shared.dtype), shared, result * fade[:, None], input_precision="ieee")
         write_part(
-            out, tops, sums, out, token * heads + head, head, is_row, top, total, result, 1.0, split_index, splits,
+            out, tops, sums, out, token * heads + head, head, is_row, top, total, result, 1.0, split_index, splits, latent,
             LATENT, LATENT_DIM, False, DIRECT,
         )  # fmt: skip
 
@@ -128,7 +129,7 @@ def mla_decode(
     out = torch.empty(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
     if not out.numel():
         return out
-    rows = _rows(heads, q_latent.dtype)
+    rows = _rows(heads, q_latent, q_rotary, cache)
     tiles = triton.cdiv(heads, rows)
     splits = split(out, seqs * tiles, max_context_len)
     programs = seqs * tiles * splits.number
@@ -160,7 +161,7 @@ def mla_prefill(
     if not out.numel():
         return out
     tables, starts, lens = batch[:3]
-    rows = _rows(max(batch.host_q_lens) * heads, q_latent.dtype)
+    rows = _rows(max(batch.host_q_lens) * heads, q_latent, q_rotary, cache)
     seqs = len(batch.host_q_lens)
     tiles = tokens * heads // rows + seqs
     whole = Splits(1, out, out, out)
@@ -186,6 +187,22 @@ def _launch(
     _, heads, latent = q_latent.shape
     rotary = q_rotary.shape[2]
     assert q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1, "vectors must be contiguous"
+    if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
+        hopper_mla.attend(
+            programs,
+            q_latent,
+            q_rotary,
+            cache,
+            block_tables,
+            starts,
+            context_lens,
+            splits,
+            scale,
+            seqs,
+            tiles,
+            is_prefill,
+        )
+        return
     _attend[(programs,)](
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,
         *q_latent.stride()[:2], *q_rotary.stride()[:2], *cache.stride()[:2], block_tables.stride(0),
@@ -197,9 +214,11 @@ def _launch(
     )  # fmt: skip
 
 
-def _rows(wanted: int, dtype: torch.dtype) -> int:
+def _rows(wanted: int, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> int:
     """16 rows fill the smallest tensor-core product; 64, one of Hopper's warp groups, whose sums over 512 columns are 128 registers a thread."""
-    return min(16 if dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
+    if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
+        return hopper_mla.ROWS
+    return min(16 if q_latent.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
 
 
 def _tile(dtype: torch.dtype) -> int:

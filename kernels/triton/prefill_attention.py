@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention_rule import AttentionRule
+from kernels.triton import hopper_prefill
 from kernels.triton.decode_attention import capped
 from kernels.triton.fp8_codes import as_bytes, conversion
 from kernels.triton.jit import jit
@@ -28,7 +29,7 @@ def _attend(
 ):  # fmt: skip
     # Heads that share keys run side by side; a sequence's last tile, which sees most, runs first.
     head = tl.program_id(0) % heads
-    seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, ROWS)
+    seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, tl.arange(0, 128), ROWS)
     first = tl.load(starts + seq)
     num_queries = tl.load(starts + seq + 1) - first
     if tile * ROWS < num_queries:
@@ -93,6 +94,9 @@ def prefill_attention(
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
+        return out
+    if hopper_prefill.takes(q, k_cache.shape[1], max(batch.host_q_lens), rule):
+        hopper_prefill.prefill_attention(q, k_cache, v_cache, batch, rule, out)
         return out
     dim = max(16, triton.next_power_of_2(head_dim))
     rows, tile, warps, stages = tiling(dim, max(batch.host_q_lens), q.element_size())

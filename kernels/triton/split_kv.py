@@ -60,11 +60,11 @@ def keys_of(split, splits, first, end, TILE: tl.constexpr):
 
 @jit
 def write_part(
-    out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits,
+    out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits, column,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, HAS_SINKS: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """result [ROWS, DIM], times `factor`, is what these lines [ROWS] of `head` [ROWS] got from one split, or, with DIRECT, all of it."""
-    column = tl.arange(0, DIM)
+    """result [ROWS, DIM], times `factor`, is what these lines [ROWS] of `head` [ROWS] got from one split, or, with DIRECT, all of it;
+    column: 0 to DIM - 1."""
     inside = is_row[:, None]
     if COLUMNS < DIM:
         inside = inside & (column < COLUMNS)[None, :]

@@ -13,7 +13,8 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import activation, decode_attention, kv_write, mla, norm, prefill_attention, qkv, rotary, split_kv
+from triton.experimental.gluon._runtime import GluonASTSource
+from kernels.triton import activation, decode_attention, hopper_mla, hopper_prefill, kv_write, mla, norm, prefill_attention, qkv, rotary, split_kv
 
 TENSORS = {
     "q", "k", "v", "x", "out", "weight", "residual", "new_residual", "qkv", "norm", "k_cache", "v_cache", "q_out", "q_latent", "q_rotary", "cache",
@@ -36,7 +37,8 @@ def compile(kernel, replaced=(), warps=4, stages=3, **constants):
     types.update(replaced)
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.startswith("cache_")}
     options = {"num_warps": warps, "num_stages": stages}
-    compiled = triton.compile(ASTSource(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32), options=options)
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
+    compiled = triton.compile(source(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32), options=options)
     ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
     print(kernel.__module__, kernel.__name__, constants, shared, "bytes shared", "wgmma" if "wgmma" in ptx else "")
     assert shared <= 227 * 1024, "more than a block of threads has on Hopper"
@@ -72,6 +74,15 @@ for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), 
     rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
     types = {"lens": "*i32"} | (BYTES if more["FP8"] else {})
     compile(prefill_attention._attend, types, warps, stages, HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, **more)
+def hopper_flags(window, of):
+    return dict(BLOCK_SIZE=16, WINDOW=window, HAS_SINKS=of, HAS_CAP=of)
+
+for dim, more in ((64, hopper_flags(1, True)), (128, hopper_flags(0, False)), (256, hopper_flags(2, False))):
+    sizes = dict(DIM=dim, ROWS=hopper_prefill._ROWS, TILE=hopper_prefill._TILES[dim], VALUES=hopper_prefill._VALUES)
+    compile(hopper_prefill._attend, {"lens": "*i32"}, hopper_prefill._WARPS, **sizes, **more)
+for prefill, types in ((False, {"out": "*fp32", "starts": "*i64"}), (True, {"lens": "*i32"})):
+    sizes = dict(LATENT=512, ROTARY=64, BLOCK_SIZE=16, ROWS=hopper_mla.ROWS, TILE=hopper_mla._TILE)
+    compile(hopper_mla._attend, types, hopper_mla._WARPS, IS_PREFILL=prefill, DIRECT=prefill, **sizes)
 LATENT = dict(LATENT=512, LATENT_DIM=512, ROTARY=64, ROTARY_DIM=64, BLOCK_SIZE=16, TILE=32)
 compile(mla._write, warps=2, LATENT=512, LATENT_DIM=512, HALF=32, PAIRS=32, BLOCK_SIZE=16)
 compile(mla._attend, {"out": "*fp32"}, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, **LATENT)

@@ -43,7 +43,7 @@ def _tanh(x, out, BLOCK: tl.constexpr):
 
 @triton.jit
 def _number(starts, seqs, out, out_tile, rows_per_token, ROWS: tl.constexpr):
-    seq, tile = sequence_of(tl.program_id(0), starts, seqs, rows_per_token, ROWS)
+    seq, tile = sequence_of(tl.program_id(0), starts, seqs, rows_per_token, tl.arange(0, 128), ROWS)
     tl.store(out + tl.program_id(0), seq)
     tl.store(out_tile + tl.program_id(0), tile)
 

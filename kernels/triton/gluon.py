@@ -1,0 +1,75 @@
+"""Gluon's words for Hopper, Triton's language of layouts, buffers and waits, or what they mean under Triton's interpreter, which does not know them:
+layouts are nothing, a buffer is the block that it holds, and what is asynchronous has happened when it is begun.
+
+A kernel that is written in them must name Triton's language too (`import triton.language as tl`), and its constants' type by it.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.experimental.gluon import language
+
+if triton.knobs.runtime.interpret:
+
+    class _Buffers:
+        """Blocks of shared memory, or one of them, read by rows or by columns."""
+
+        def __init__(self, blocks: list[Any], at: int = 0, is_turned: bool = False) -> None:
+            self._blocks, self._at, self._is_turned = blocks, at, is_turned
+
+        def index(self, at: Any) -> "_Buffers":
+            return _Buffers(self._blocks, int(at), self._is_turned)
+
+        def permute(self, order: tuple[int, int]) -> "_Buffers":
+            return _Buffers(self._blocks, self._at, not self._is_turned)
+
+        def store(self, block: Any) -> None:
+            self._blocks[self._at] = block
+
+        def load(self) -> Any:
+            return tl.trans(self._blocks[self._at]) if self._is_turned else self._blocks[self._at]
+
+    def _allocated(dtype: tl.dtype, shape: list[int], layout: Any) -> _Buffers:
+        return _Buffers([tl.full(shape[-2:], float("nan"), dtype) for _ in range(shape[0] if len(shape) == 3 else 1)])
+
+    def _multiplied(a: Any, b: _Buffers, sums: Any, use_acc: bool = True, is_async: bool = False) -> Any:
+        rows = a.load() if isinstance(a, _Buffers) else a
+        return tl.dot(rows, b.load(), sums if use_acc else None, input_precision="ieee")
+
+    def _waited(pending: int, deps: tuple[Any, ...]) -> Any:
+        return deps[0] if len(deps) == 1 else deps
+
+    def _nothing(*_: int) -> None:
+        pass
+
+    gl: Any = SimpleNamespace(
+        BlockedLayout=language.BlockedLayout,
+        DotOperandLayout=language.DotOperandLayout,
+        NVMMADistributedLayout=language.NVMMADistributedLayout,
+        NVMMASharedLayout=language.NVMMASharedLayout,
+        SliceLayout=language.SliceLayout,
+        allocate_shared_memory=_allocated,
+        arange=lambda first, end, layout: tl.arange(first, end),
+        convert_layout=lambda block, layout: block,
+        full=lambda shape, value, dtype, layout: tl.full(shape, value, dtype),
+        num_warps=lambda: 8,
+        static_range=range,
+    )
+    async_copy: Any = SimpleNamespace(
+        async_copy_global_to_shared=lambda buffer, pointers: buffer.store(tl.load(pointers)),
+        commit_group=_nothing,
+        wait_group=_nothing,
+    )
+    warpgroup_mma: Any = _multiplied
+    warpgroup_mma_wait: Any = _waited
+    fence_async_shared: Any = _nothing
+else:
+    from triton.experimental.gluon.language.nvidia import hopper
+
+    gl = language
+    async_copy = hopper.async_copy
+    warpgroup_mma = hopper.warpgroup_mma
+    warpgroup_mma_wait = hopper.warpgroup_mma_wait
+    fence_async_shared = hopper.fence_async_shared
