@@ -136,7 +136,7 @@ def _copy(buffer, cache, block, cache_block, inside):
 
 
 def takes(q_latent: torch.Tensor, q_rotary: torch.Tensor, block_size: int) -> bool:
-    """Whether these calls have a form here: 16-bit values of some sizes, whole blocks in a tile."""
+    """Return whether such calls have a form here: 16-bit values of some sizes, whole blocks in a tile."""
     has_form = q_latent.shape[2] in _LATENT and q_rotary.shape[2] in _ROTARY and q_latent.element_size() == 2
     return has_form and _TILE % block_size == 0 and is_hopper(q_latent.device)
 
@@ -155,7 +155,7 @@ def attend(
     tiles: int,
     is_prefill: bool,
 ) -> None:
-    """As kernels/triton/mla.py's `_launch`, which calls it."""
+    """Launch with the arguments of kernels/triton/mla.py's `_launch`, which calls it."""
     _, heads, latent = q_latent.shape
     _attend[(programs,)](
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,

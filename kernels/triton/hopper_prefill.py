@@ -19,8 +19,8 @@ from kernels.varlen import VarlenBatch
 
 _OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as decode_attention's
 _ROWS, _WARPS = 128, 8  # two warp groups of 64 queries
-# Keys of a tile by the width of a head: scores of two tiles and sums are 160 to 192 registers a thread; queries, two tiles of keys and three of values
-# are 96, 192 and 224 KiB of shared memory.
+# Keys of a tile by the width of a head: scores of two tiles and sums are 160 to 192 registers a thread; queries, two tiles of keys and three of
+# values are 96, 192 and 224 KiB of shared memory.
 _TILES = {64: 128, 128: 128, 256: 64}
 _VALUES = 3
 
@@ -145,7 +145,7 @@ def _masked(scores, at, position, window, WINDOW: tl.constexpr):
 
 
 def takes(q: torch.Tensor, block_size: int, longest: int, rule: AttentionRule) -> bool:
-    """Whether these calls have a form here: 16-bit values, chunks that fill more than half a tile, whole blocks in a tile."""
+    """Return whether such calls have a form here: 16-bit values, chunks that fill more than half a tile, whole blocks in a tile."""
     tile = _TILES.get(q.shape[2])
     is_plain = rule.kv_scales is None and q.element_size() == 2
     return tile is not None and is_plain and longest > 64 and tile % block_size == 0 and is_hopper(q.device)

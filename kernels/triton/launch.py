@@ -40,7 +40,7 @@ def num_processors(device: torch.device) -> int:
 
 @cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether warp groups multiply there: on an H100 and an H200, and under the interpreter."""
+    """Return whether warp groups multiply there: on an H100 and an H200, and under the interpreter."""
     if device.type == "cpu" or (device.type == "meta" and not torch.cuda.is_available()):
         return True
     return torch.cuda.get_device_capability(None if device.type == "meta" else device)[0] == 9
