@@ -375,7 +375,7 @@ PREFILL_ATTENTION = Operation(
         _prefill(_ODD, (70,), (99,), fp8=True, window=33, sinks=True, soft_cap=4.0),
         _prefill(_TILED, (130, 3, 300, 70), (301, 3, 300, 129)),
         _prefill(_TILED, (200, 65), (500, 400), window=150, sinks=True),
-        _prefill(_TILED, (200, 70), (500, 70), window=70, is_chunked=True, soft_cap=50.0),
+        _prefill(_TILED, (200, 70), (500, 70), window=70, is_chunked=True),
     ),
     bench=(
         _prefill(_LLAMA_8B, (4096,), (4096,), _FUSED, layers=1, in_order=True),

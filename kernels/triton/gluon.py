@@ -16,14 +16,14 @@ if triton.knobs.runtime.interpret:
     class _Buffers:
         """Blocks of shared memory, or one of them, read by rows or by columns."""
 
-        def __init__(self, blocks: list[Any], at: int = 0, is_turned: bool = False) -> None:
-            self._blocks, self._at, self._is_turned = blocks, at, is_turned
+        def __init__(self, blocks: list[Any], dtype: tl.dtype, at: int = 0, is_turned: bool = False) -> None:
+            self._blocks, self.dtype, self._at, self._is_turned = blocks, dtype, at, is_turned
 
         def index(self, at: Any) -> "_Buffers":
-            return _Buffers(self._blocks, int(at), self._is_turned)
+            return _Buffers(self._blocks, self.dtype, int(at), self._is_turned)
 
         def permute(self, order: tuple[int, int]) -> "_Buffers":
-            return _Buffers(self._blocks, self._at, not self._is_turned)
+            return _Buffers(self._blocks, self.dtype, self._at, not self._is_turned)
 
         def store(self, block: Any) -> None:
             self._blocks[self._at] = block
@@ -32,7 +32,8 @@ if triton.knobs.runtime.interpret:
             return tl.trans(self._blocks[self._at]) if self._is_turned else self._blocks[self._at]
 
     def _allocated(dtype: tl.dtype, shape: list[int], layout: Any) -> _Buffers:
-        return _Buffers([tl.full(shape[-2:], float("nan"), dtype) for _ in range(shape[0] if len(shape) == 3 else 1)])
+        blocks = [tl.full(shape[-2:], float("nan"), dtype) for _ in range(shape[0] if len(shape) == 3 else 1)]
+        return _Buffers(blocks, dtype)
 
     def _multiplied(a: Any, b: _Buffers, sums: Any, use_acc: bool = True, is_async: bool = False) -> Any:
         rows = a.load() if isinstance(a, _Buffers) else a
@@ -55,7 +56,6 @@ if triton.knobs.runtime.interpret:
         convert_layout=lambda block, layout: block,
         full=lambda shape, value, dtype, layout: tl.full(shape, value, dtype),
         num_warps=lambda: 8,
-        static_range=range,
     )
     async_copy: Any = SimpleNamespace(
         async_copy_global_to_shared=lambda buffer, pointers: buffer.store(tl.load(pointers)),

@@ -23,7 +23,7 @@ TYPES = {"lens": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32"}
 TYPES |= dict.fromkeys(("eps", "scale", "cap", "alpha", "limit"), "fp32")
 FP32 = {"cos", "sin", "tops", "sums", "parts", "sinks", "kv_scales"}
 
-def compile(kernel, replaced=(), warps=4, stages=3, **constants):
+def compile(kernel, replaced=(), warps=4, stages=3, maxnreg=None, **constants):
     types = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -36,7 +36,7 @@ def compile(kernel, replaced=(), warps=4, stages=3, **constants):
             types[name] = TYPES.get(name, "i32")
     types.update(replaced)
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.startswith("cache_")}
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
     source = GluonASTSource if kernel.is_gluon() else ASTSource
     compiled = triton.compile(source(kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32), options=options)
     ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
@@ -74,12 +74,9 @@ for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), 
     rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
     types = {"lens": "*i32"} | (BYTES if more["FP8"] else {})
     compile(prefill_attention._attend, types, warps, stages, HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, **more)
-def hopper_flags(window, of):
-    return dict(BLOCK_SIZE=16, WINDOW=window, HAS_SINKS=of, HAS_CAP=of)
-
-for dim, more in ((64, hopper_flags(1, True)), (128, hopper_flags(0, False)), (256, hopper_flags(2, False))):
-    sizes = dict(DIM=dim, ROWS=hopper_prefill._ROWS, TILE=hopper_prefill._TILES[dim], VALUES=hopper_prefill._VALUES)
-    compile(hopper_prefill._attend, {"lens": "*i32"}, hopper_prefill._WARPS, **sizes, **more)
+for dim, window, has_sinks in ((64, 1, True), (128, 0, False), (128, 2, False)):
+    sizes = dict(DIM=dim, BLOCK_SIZE=16, ROWS=hopper_prefill.ROWS, TILE=hopper_prefill.TILE, WINDOW=window, HAS_SINKS=has_sinks)
+    compile(hopper_prefill._attend, {"lens": "*i32"}, hopper_prefill.WARPS, maxnreg=hopper_prefill.REGISTERS, **sizes)
 for prefill, types in ((False, {"out": "*fp32", "starts": "*i64"}), (True, {"lens": "*i32"})):
     sizes = dict(LATENT=512, ROTARY=64, BLOCK_SIZE=16, ROWS=hopper_mla.ROWS, TILE=hopper_mla._TILE)
     compile(hopper_mla._attend, types, hopper_mla._WARPS, IS_PREFILL=prefill, DIRECT=prefill, **sizes)
