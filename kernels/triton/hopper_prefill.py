@@ -1,7 +1,9 @@
-"""Paged causal attention of prompt chunks on Hopper: as kernels/triton/prefill_attention.py, which takes what this form refuses, but within 128 registers
-a thread, so that two programs share a processor and one's products run beside the other's exponents.
+"""Paged causal attention of prompt chunks on Hopper: as kernels/triton/prefill_attention.py, which takes what this form refuses, in 128 registers a
+thread, so that two programs share a processor and one's products run beside the other's exponents.
 
-In so few registers what Triton makes waits for each tensor-core instruction before the next, and it asks for the next tile after this one's weights.
+Within so few registers what Triton compiles waits for each tensor-core instruction before the next, and asks for a tile after the work on the last.
+One program that overlaps its own products with its exponents (FlashAttention-3, Shah et al., 2024) was slower than even that: 4,935 us of 16,384
+tokens with 32 heads of 128 on an H100, to 4,629.
 """
 
 import torch
@@ -75,7 +77,9 @@ def _attend(
         whole_end = tl.maximum(begin, (prefix + 1) // TILE * TILE)  # every query sees the keys of the tiles before
         if WINDOW != NO_WINDOW:
             all_seen = first_seen(prefix + ROWS - 1, window, WINDOW)
-            whole_begin = tl.minimum((all_seen + TILE - 1) // TILE * TILE, end)  # the last query sees the tiles from here on whole
+            whole_begin = tl.minimum(
+                (all_seen + TILE - 1) // TILE * TILE, end
+            )  # the last query sees the tiles from here on whole
             i, block, top, total, result = _meet(
                 i, block, top, total, result, queries, keys, values, k, v, table, key, inside, position,
                 begin, whole_begin, first_block, last_block, cache_block, scale, window, SCORES, SUMS, BLOCK_SIZE, ROWS, TILE, True, WINDOW,
@@ -146,7 +150,7 @@ def _copy(keys, values, k, v, block, cache_block, inside):
 
 
 def takes(q: torch.Tensor, block_size: int, longest: int, rule: AttentionRule) -> bool:
-    """Return whether such calls have a form here: 16-bit values, heads of some widths, chunks of more than half a tile, whole blocks in a tile of keys."""
+    """Return whether such calls have a form here: 16-bit values, heads of some widths, long chunks, tiles of whole blocks."""
     is_plain = rule.kv_scales is None and rule.soft_cap is None and q.element_size() == 2
     return is_plain and q.shape[2] in _DIMS and longest > ROWS // 2 and TILE % block_size == 0 and is_hopper(q.device)
 

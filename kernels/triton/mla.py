@@ -131,7 +131,7 @@ def mla_decode(
         return out
     rows = _rows(heads, q_latent, q_rotary, cache)
     tiles = triton.cdiv(heads, rows)
-    splits = split(out, seqs * tiles, max_context_len)
+    splits = split(out, seqs * tiles, max_context_len, hopper_mla.takes(q_latent, q_rotary, cache.shape[1]))
     programs = seqs * tiles * splits.number
     _launch(
         programs,

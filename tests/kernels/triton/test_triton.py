@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.catalogue import attention as catalogue
 from kernels.catalogue.operation import Arguments, Operation, copied, in_double
-from kernels.triton import split_kv
+from kernels.triton import hopper_mla, split_kv
 from kernels.triton.fp8_codes import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
 from kernels.triton.paged_tiles import tanh
 from kernels.triton.qkv import rotate_and_cache
@@ -149,11 +149,23 @@ def test_a_split_context_gives_what_a_whole_one_gives(
             continue
         expected = operation.reference(**in_double(given))
         for number, least in (SPLITS[(i + turn) % len(SPLITS)] for turn in turns):
-            monkeypatch.setattr(split_kv, "num_splits", lambda programs, keys, device, number=number: number)
+            monkeypatch.setattr(split_kv, "num_splits", lambda *_, number=number: number)
             if DEVICE == "cpu":  # what is compiled keeps its constants
                 monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))
             name = f"{case.name}, {number} splits"
             assert_close(name, expected, operation.triton_form()(**copied(given)), 10 * 2.0**-24)
+
+
+@pytest.mark.parametrize("case", catalogue.MLA_DECODE.cases[-2:], ids=lambda case: case.name)
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_hoppers_form_of_latent_attention_gives_the_same_in_splits(
+    case: catalogue.Case, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = case.make(torch.float16)
+    assert hopper_mla.takes(given["q_latent"], given["q_rotary"], given["cache"].shape[1]) or DEVICE != "cpu"
+    monkeypatch.setattr(split_kv, "num_splits", lambda *_: number)
+    expected = catalogue.MLA_DECODE.reference(**in_double(given))
+    assert_close("decoded", expected, catalogue.MLA_DECODE.triton_form()(**given), 1e-3)
 
 
 def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
@@ -165,6 +177,18 @@ def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
     assert splits(1, 1 << 20) == 64, "eight rounds of long splits"
     assert splits(1000, 1 << 20) == 1, "there are enough programs"
     assert splits(4, 512) == 2, "no split has fewer than 256 keys"
+
+
+def test_programs_with_a_processor_each_are_split_into_two_rounds_and_fill_the_last() -> None:
+    def splits(programs: int, keys: int) -> int:
+        return split_kv.num_splits(programs, keys, torch.device("cpu"), is_alone=True)  # eight processors
+
+    assert splits(8, 8192) == 2
+    assert splits(2, 8192) == 8
+    assert splits(2, 600) == 3, "no split has fewer than 256 keys"
+    assert splits(9, 8192) == 5, "45 programs in six rounds, not 18 in three that are half as long again"
+    assert splits(1000, 1 << 20) == 1, "there are enough programs"
+    assert splits(1, 0) == 1
 
 
 @pytest.mark.parametrize("make", [torch.zeros, torch.ones])
