@@ -1,13 +1,18 @@
 """Copies between a CUDA device and host memory, on a stand-in for the device: what goes straight, what through staging, in which order."""
 
 import mmap
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kv import block_staging
-from engine.kv.block_copier import CpuBlockCopier, CudaBlockCopier
+from engine.kv.block_copier import CpuBlockCopier, CudaBlockCopier, make_copier
+from engine.kv.block_mover import BlockMover, BlockStore
+from engine.kv.host_tier import HostTier
 from engine.registered_memory import RegisteredMemory
 from tests.engine.fake_copy_stream import FakeCopyStream
 from tests.engine.fake_registrar import FakeRegistrar, until
@@ -155,3 +160,45 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
     assert asked == [1, 0], "what need not be looked at is not"
+
+
+@pytest.mark.parametrize("size", [1 << 20, 64 << 10, 3 * BLOCK - 100])
+def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registration(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a GPU's own copies, where there is one."""
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        registrar = FakeRegistrar()
+        monkeypatch.setattr("engine.registered_memory._registrar_of", lambda device: registrar)
+    stride, num_slots = -(-size // BLOCK) * BLOCK, 24
+    monkeypatch.setattr("engine.kv.slot_file.PIECE_BYTES", 4 * stride)
+    cache = torch.randint(0, 256, (3 * num_slots, size), dtype=torch.uint8, device="cuda" if has_gpu else "cpu")
+    whole = cache.clone()
+
+    def move(tier: HostTier, first: int) -> None:
+        """Store the blocks from `first` on, overwrite them, and fetch them again."""
+        memory, names = tier.add_size(size), [bytes([first + i]) * 32 for i in range(num_slots)]
+        copier = make_copier(cache, memory) if has_gpu else CudaBlockCopier(cache, memory, FakeCopyStream())
+        mover = BlockMover(tier, [], copier, size)
+        blocks = range(first, first + num_slots)
+        mover.store([BlockStore(b, name, mover.mark()) for b, name in zip(blocks, names, strict=True)])
+        until(lambda: memory.covers(0, num_slots * stride))
+        cache[first : first + num_slots] = 0xFF
+        fetch = mover.begin_fetch(names, blocks)
+        mover.fetch(fetch)
+        mover.end_fetch(fetch)
+        assert fetch.num_blocks == num_slots
+        assert torch.equal(cache, whole)
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
+        for _ in range(2):  # the second finds the slots registered
+            tier = HostTier.open(Path(directory) / "tier", num_slots * stride, device=torch.device("cuda"))
+            move(tier, 0)
+            move(tier, num_slots)  # into the slots of the first
+            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives its pages away
+            assert slot is not None
+            tier.abandon(slot)
+            assert not tier.add_size(size).covers(0, num_slots * stride)
+            move(tier, 2 * num_slots)  # into pages that the device has not seen
+            tier.close()
