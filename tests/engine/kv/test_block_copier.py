@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def test_what_is_being_copied_stays_registered_until_it_is(rig: Rig) -> None:
 
     def release() -> None:
         rig.registered.release(0, PIECE)
-        rig.registered.wait(0.02)
+        time.sleep(0.05)
         seen.append(len(rig.registrar.registered))
 
     rig.stream.on_wait = release
