@@ -127,9 +127,8 @@ class SlotFile:
         """Empty a slot and give its memory back."""
         self.clear(index)
         self._has_pages[index] = False
-        self.registered.release(
-            index * self.stride, (index + 1) * self.stride
-        )  # the device would go on with the old pages
+        # Before: a device goes on with the pages that it was given.
+        self.registered.release(index * self.stride, (index + 1) * self.stride)
         self._discard_pages(index, index)
 
     def close(self) -> None:
