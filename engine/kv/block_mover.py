@@ -56,7 +56,8 @@ class BlockMover:
         self.store_rate = TransferRate()
         self.fetch_rate = TransferRate()
         self.num_lost = 0
-        self.batch = max(1, copier.batch_bytes // block_bytes)  # blocks
+        self.store_batch = max(1, copier.store_bytes // block_bytes)  # blocks
+        self.fetch_batch = max(1, copier.fetch_bytes // block_bytes)
         self._host = host
         self._behind = behind
         self._copier = copier
@@ -76,10 +77,10 @@ class BlockMover:
 
     def fetch(self, fetch: HostFetch) -> None:
         """Fill the device's blocks, up to the first that is not sound or until the fetch is cancelled."""
-        for start in range(0, len(fetch.slots), self.batch):
+        for start in range(0, len(fetch.slots), self.fetch_batch):
             if fetch.is_cancelled:
                 return
-            slots = fetch.slots[start : start + self.batch]
+            slots = fetch.slots[start : start + self.fetch_batch]
             sound = self._num_sound(slots)
             views = [slot.memory for slot in slots[:sound]]
             self._copier.fetch(fetch.blocks[start : start + sound], views, fetch.mark)

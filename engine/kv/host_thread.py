@@ -106,7 +106,7 @@ class HostThread:
                 if self._fetches:
                     self._fetching = self._fetches.popleft()
                 else:
-                    blocks = [block for block, _ in zip(self._stores, range(self._mover.batch), strict=False)]
+                    blocks = [block for block, _ in zip(self._stores, range(self._mover.store_batch), strict=False)]
                     batch = [self._stores.pop(block) for block in blocks]
                     self._copying = frozenset(blocks)
                     self._is_storing = True

@@ -192,8 +192,8 @@ class TieredCache(Tiers):
         if not num_blocks or self._thread.is_broken or not rate.is_worth_it(swap_s, self._recompute_s(num_tokens)):
             return False
         mark = self.mover.mark()
-        for start in range(0, len(missing), self.mover.batch):
-            batch = missing[start : start + self.mover.batch]
+        for start in range(0, len(missing), self.mover.store_batch):
+            batch = missing[start : start + self.mover.store_batch]
             for block, _ in batch:
                 self.drop(block)  # from the queue, where it may be waiting
             self.mover.store([BlockStore(block, name, mark) for block, name in batch])

@@ -391,7 +391,7 @@ class RankedCopier:
         self._model = model
         self._group = group
         self._parts = parts
-        self.batch_bytes = own.batch_bytes
+        self.store_bytes, self.fetch_bytes = own.store_bytes, own.fetch_bytes
 
     def mark(self) -> object:
         return self._own.mark()

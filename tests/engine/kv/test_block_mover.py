@@ -14,7 +14,7 @@ from tests.engine.kv.test_host_tier import SIZE, STRIDE, content, name, put, rea
 class Copier:
     """Copies at its second try."""
 
-    batch_bytes = 1 << 20
+    store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
 class Filling:
     """A device's memory, which is filled; something happens behind each batch."""
 
-    batch_bytes = 1 << 20
+    store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Filling:
 def test_a_fetch_fills_blocks_in_order_until_it_is_cancelled_and_not_one_more(tmp_path: Path) -> None:
     tier, device = HostTier.open(tmp_path / "tier", 10 * STRIDE), Filling()
     mover = BlockMover(tier, [], cast("Any", device), SIZE)
-    mover.batch = 2
+    mover.fetch_batch = 2
     for n in range(5):
         put(tier, n)
     whole = mover.begin_fetch([name(n) for n in range(5)], [7, 8, 9, 10, 11])
