@@ -116,8 +116,9 @@ def _meet(
     none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
     for start in range(begin, end, TILE):
         async_copy.wait_group(0)  # the tile is there, and all warps are done with the one before
-        scores = warpgroup_mma(queries, keys.index(i).permute((1, 0)), none, use_acc=False, is_async=True)
+        # Asked for before the products: behind them the compiler would have the warp groups meet once more, between exponents and values.
         _copy(keys.index(1 - i), values.index(1 - i), k, v, block, cache_block, inside)
+        scores = warpgroup_mma(queries, keys.index(i).permute((1, 0)), none, use_acc=False, is_async=True)
         block = _blocks(table, start + 2 * TILE, key, first_block, last_block, BLOCK_SIZE)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if MASKED:
