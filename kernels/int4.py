@@ -123,7 +123,7 @@ def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns:
     return f"{lead} {name}.groups"
 
 
-@operation(check_product, triton="linear", native=native_linear)
+@operation(check_product, triton="packed", native=native_linear)
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]. The torch form unpacks the whole weight for every call: it says what is right, and a CPU without the C
     library unpacks once, when it loads (4096 x 4096 and one row on a thread of Zen 5: 58 ms, unpacked 2.6)."""

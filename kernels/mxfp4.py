@@ -107,7 +107,7 @@ def _look_at(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> 
     )
 
 
-@operation(check_product, triton="linear", native=native_linear)
+@operation(check_product, triton="packed", native=native_linear)
 def mxfp4_linear(x: torch.Tensor, weight: Mxfp4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, rows]"""
     return F.linear(x, unpack_mxfp4_weight(weight, x.dtype), bias)

@@ -1,10 +1,10 @@
-"""Products with a weight that is decoded while it is read, and those of a few rows with any weight.
+"""Products of a few rows with a plain weight, and those of many with one that is decoded while it is read (of a few: kernels/triton/packed.py).
 
-Up to 4 rows of x are multiplied without tensor cores, up to 16 with their smallest tile; in both cases the columns are split among programs until
-there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled in.
+Up to 4 rows of x are multiplied with a plain weight without tensor cores, up to 16 with any by their smallest tile; in both cases the columns are split
+among programs until there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled in.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,11 +13,7 @@ import triton.language as tl
 from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 from kernels.triton.tiles import multiply, multiply_few
-from kernels.weight import Operands, plain_operands
-
-if TYPE_CHECKING:
-    from kernels.int4 import Int4Weight
-    from kernels.mxfp4 import Mxfp4Weight
+from kernels.weight import PLAIN, Operands, plain_operands
 
 FEW = 4  # rows of x
 _LEAST_COLUMNS = 512  # of a split
@@ -56,9 +52,8 @@ def _multiply(
     end = tl.minimum(begin + split_columns, columns)
     if FEW:
         sums = multiply_few(
-            x, x_token, tokens, weight, scales, zeros, row.to(tl.int64), is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
-            FORMAT, HAS_ZEROS, TOKENS, ROWS, HALF, STAGES,
-        )  # fmt: skip
+            x, x_token, tokens, weight, row.to(tl.int64), is_row, begin, end, columns, weight_row, TOKENS, ROWS, HALF, STAGES
+        )
     else:
         sums, _ = multiply(
             x + token.to(tl.int64) * x_token, is_token, weight, scales, zeros, row.to(tl.int64), is_row, 0, begin, end, columns,
@@ -83,18 +78,6 @@ def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.
     tl.store(out + value, total.to(out.dtype.element_ty), mask=inside)
 
 
-def int4_linear(x: torch.Tensor, weight: "Int4Weight", bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/int4.py."""
-    if weight.permutation is not None:
-        x = x.index_select(1, weight.permutation)
-    return product(x, weight.operands(), bias)
-
-
-def mxfp4_linear(x: torch.Tensor, weight: "Mxfp4Weight", bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute as kernels/mxfp4.py."""
-    return product(x, weight.operands(), bias)
-
-
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [a few tokens, columns], weight [rows, columns]: reading the weight once is all the time there is."""
     return product(x, plain_operands(weight), bias)
@@ -117,7 +100,7 @@ def product(
         return out
     if not columns:
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
-    tile = tile or tile_for(tokens, x.dtype)
+    tile = tile or tile_for(tokens, x.dtype, stored.format == PLAIN)
     programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
     splits = splits or (num_splits(programs, columns, x.device) if tokens <= 16 else 1)
     split_columns = triton.cdiv(triton.cdiv(columns, splits), 2 * tile.half) * 2 * tile.half
@@ -145,9 +128,9 @@ def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor)
     )  # fmt: skip
 
 
-def tile_for(tokens: int, dtype: torch.dtype) -> Tile:
+def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
     """Six shapes, by how many rows x has: all that a model needs compiled."""
-    if tokens <= FEW:
+    if tokens <= FEW and is_plain:
         # 512 columns: of x, which every row of the weight needs, a copy in the background is then 4 bytes for each of 128 threads, the least there is
         return Tile(triton.next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
     stages = 2 if dtype == torch.float32 else 3

@@ -131,27 +131,18 @@ def multiply(
 
 @jit
 def multiply_few(
-    x, x_token, tokens, weight, scales, zeros, row, is_row, begin, end, columns, weight_row, scales_row, row_group, column_group,
-    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
+    x, x_token, tokens, weight, row, is_row, begin, end, columns, weight_row,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same for a few rows of x, without tensor cores: what they multiply would first have to change its thread through shared memory, which for
-    four-bit weights is slower than memory itself. For the same reason sums are put together for every tile, and of one row of x after the
-    other: Triton gives whatever has a third dimension a layout of its own."""
+    """The same for a few rows of x and a plain weight, without tensor cores: what they multiply would first have to change its thread through shared
+    memory. For the same reason sums are put together for every tile, and of one row of x after the other: Triton gives whatever has a third dimension a
+    layout of its own."""
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    scale, zero = factors(
-        scales, zeros, row, is_row, begin, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
-    )  # fmt: skip
     # said here: loops without tensor cores fetch ahead only if they are told to
     for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
-        column, behind = half_columns(k, FORMAT, HALF)
-        first, second = weights(
-            weight, scale, zero, row, is_row, k, columns, weight_row, FORMAT, ROWS, HALF, tl.float32
-        )
-        # those of the next tile, which no copy in the background fetches: a scale is too small for one
-        scale, zero = factors(
-            scales, zeros, row, is_row, k + 2 * HALF, columns, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, HALF
-        )  # fmt: skip
+        column, behind = half_columns(k, 0, HALF)
+        first, second = weights(weight, 0, 0, row, is_row, k, columns, weight_row, 0, ROWS, HALF, tl.float32)
         for i in tl.static_range(TOKENS):
             start = x + i * x_token + column
             is_there = i < tokens

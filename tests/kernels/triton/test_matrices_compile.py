@@ -14,11 +14,11 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.triton import fp8_linear, linear, moe, routing
+from kernels.triton import fp8_linear, linear, moe, packed, routing
 
 TYPES = {"x": "*bf16", "weight": "*bf16", "scales": "*bf16", "zeros": "*u8", "bias": "*bf16", "out": "*bf16", "hidden": "*bf16", "logits": "*bf16",
          "ids": "*i64", "order": "*i64", "table": "*i32", "weights": "*fp32", "parts": "*fp32", "pairs": "i32", "alpha": "fp32", "limit": "fp32",
-         "scale": "fp32"}
+         "scale": "fp32", "words": "*i32"}
 # what a model's sizes are multiples of 16 in, so that loads are as wide as they will be
 ALIGNED = {"columns", "split_columns", "weight_row", "weight_expert", "x_token", "hidden_row", "out_token", "intermediate", "out_pair"}
 
@@ -37,9 +37,16 @@ FORMATS = {"plain": (0, {}), "fp8": (1, {"weight": "*u8", "scales": "*fp32"}), "
 
 def product(name, tokens):
     number, types = FORMATS[name]
-    tile = linear.tile_for(tokens, torch.bfloat16)
+    tile = linear.tile_for(tokens, torch.bfloat16, name == "plain")
     return compile(linear._multiply, types, tile.warps, tile.stages, FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=True, DIRECT=tokens > 16,
                    FEW=tile.tokens <= linear.FEW, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, STAGES=tile.stages)
+
+def few_rows(name, tokens, blocks, has_zeros):
+    number, types = FORMATS[name]
+    strip = packed.strip_for(tokens, 4096, 4096)
+    return compile(packed._multiply, {**types, "x": "*i32"}, strip.warps, FORMAT=number, HAS_ZEROS=has_zeros, HAS_BIAS=True, BLOCKS=blocks,
+                   LATE=name == "int4" and blocks % 4 == 0, PAIRWISE=True, TOKENS=8 if tokens <= 8 else 16,
+                   TILES=strip.tiles, WARPS=strip.warps)
 
 def experts(name, pairs):
     number, types = FORMATS[name]
@@ -49,11 +56,17 @@ def experts(name, pairs):
     first = compile(moe._gate_up, types, tile.warps, tile.stages, KIND=2 if biased else 0, ROWS=tile.rows, **shared)
     return first, compile(moe._down, types, tile.warps, tile.stages, ROWS=2 * tile.rows, **shared)
 
+def assert_nothing_moves(ptx, name):
+    assert "ld.global.v4.b32" in ptx, "16 bytes a thread at a time"
+    loop = ptx[ptx.index("ld.global"):ptx.rindex("mma.sync")]
+    assert not re.search("bar[.]sync|shared|shfl", loop), f"{name}: a value goes to another thread before the sums do"
+
 WIDE = re.compile(r"cp[.]async[.]c[ag][.]shared[.]global [^;]*, 0x10[ ,;]")
 assert WIDE.search(product("plain", 1)), "a weight is fetched ahead, 16 bytes at a time"
+for name, blocks, has_zeros in (("int4", 4, False), ("int4", 0, True), ("int4", 1, False), ("int4", 2, True), ("mxfp4", 1, False)):
+    for tokens in (1, 16):
+        assert_nothing_moves(few_rows(name, tokens, blocks, has_zeros), name)
 for name in ("int4", "mxfp4"):
-    assert all(WIDE.search(product(name, tokens)) for tokens in (1, 4))
-    assert "mma.sync" in product(name, 16)
     assert "wgmma" in product(name, 64)
     assert "wgmma" in product(name, 512)
 for name in FORMATS:
@@ -69,11 +82,14 @@ for is_sorted in (False, True):
     compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
 compile(fp8_linear._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
 bits = {"x": "*u8", "weight": "*u8", "x_scales": "*fp32", "weight_scales": "*fp32"}
-for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
-    tile = fp8_linear.tile_for(tokens)
-    ptx = compile(fp8_linear._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, DIRECT=tokens > 16,
-                  TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
-    assert instruction in ptx and "e4m3" in ptx
+for tokens in (1, 16):
+    strip = packed.strip_for(tokens, 4096, 4096)
+    ptx = compile(fp8_linear._multiply_few, bits, strip.warps, X_GROUP=0, COLUMN_GROUP=0, EXACT=False, HAS_BIAS=True, TOKENS=8 if tokens <= 8 else 16,
+                  TILES=strip.tiles, WARPS=strip.warps)
+    assert_nothing_moves(ptx, "fp8")
+tile = fp8_linear.tile_for(512)
+ptx = compile(fp8_linear._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
+assert "wgmma" in ptx and "e4m3" in ptx
 """
 
 

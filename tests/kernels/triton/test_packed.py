@@ -1,0 +1,77 @@
+"""What products of a few rows with four-bit weights promise beyond the catalogue: every column is where it belongs, and a row has no company."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.catalogue.matrices import random_int4, random_mxfp4
+from kernels.int4 import Int4Weight
+from kernels.mxfp4 import Mxfp4Weight
+from kernels.triton import packed
+from kernels.triton.packed import Strip
+from tests.kernels.conftest import DEVICE
+
+# the interpreter computes wrongly in bf16
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+STRIPS = [Strip(1, 2), Strip(2, 1)]
+
+
+def weights() -> list[Int4Weight | Mxfp4Weight]:
+    wide = random_int4((21, 160), 128, zeros=True, dtype=DTYPE)
+    return [
+        random_int4((21, 160), 128, zeros=False, dtype=DTYPE),
+        wide,
+        replace(wide, scales=wide.scales.float()),
+        random_int4((21, 160), 64, zeros=True, dtype=DTYPE),
+        random_int4((21, 160), 32, zeros=False, dtype=DTYPE),
+        random_int4((21, 77), 77, zeros=True, dtype=DTYPE),
+        random_mxfp4((21, 160)),
+    ]
+
+
+@pytest.mark.parametrize("strip", STRIPS)
+def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip) -> None:
+    for weight in weights():
+        plain = weight.unpack(DTYPE)
+        for first in range(0, weight.columns, 16):
+            x = torch.zeros(16, weight.columns, dtype=DTYPE)
+            columns = range(first, min(first + 16, weight.columns))
+            for i, column in enumerate(columns):
+                x[i, column] = 1
+            product = packed.product(x, weight.operands(), None, strip)
+            assert torch.equal(product[: len(columns)], plain[:, first : first + 16].T)
+
+
+@pytest.mark.parametrize("strip", STRIPS)
+def test_a_row_has_the_same_bits_in_any_company(strip: Strip) -> None:
+    for weight in weights():
+        x = torch.randn(16, weight.columns).to(DTYPE)
+        together = packed.product(x, weight.operands(), None, strip)
+        for some in (x[:1], x[:2], x[:7], x[:9]):
+            assert torch.equal(packed.product(some, weight.operands(), None, strip), together[: len(some)])
+        assert torch.equal(packed.product(x[11:12], weight.operands(), None, strip), together[11:12])
+
+
+def test_rows_of_x_may_begin_anywhere() -> None:
+    weight = random_int4((21, 160), 64, zeros=True, dtype=DTYPE)
+    x = torch.randn(3, 160).to(DTYPE)
+    expected = packed.product(x, weight.operands(), None)
+    for start, wide in ((1, 162), (1, 161), (0, 161), (2, 170)):
+        elsewhere = torch.zeros(3, wide, dtype=DTYPE)[:, start : start + 160]
+        elsewhere.copy_(x)
+        assert torch.equal(packed.product(elsewhere, weight.operands(), None), expected)
+
+
+@pytest.mark.parametrize("scale", [20, 113, 127, 139])
+def test_every_scale_and_code_of_mxfp4_is_exact(scale: int) -> None:
+    """What of them fits the type."""
+    codes = torch.arange(256).to(torch.uint8).reshape(16, 16)
+    weight = Mxfp4Weight(codes, torch.full((16, 1), scale, dtype=torch.uint8))
+    expected = weight.unpack(torch.float32)
+    fits = expected.abs() <= torch.finfo(DTYPE).max
+    x = torch.eye(32, dtype=DTYPE)
+    products = [packed.product(x[i : i + 16], weight.operands(), None) for i in (0, 16)]
+    assert torch.equal(torch.cat(products).T[fits], expected.to(DTYPE)[fits])
