@@ -11,8 +11,7 @@ import triton.language as tl
 from kernels.fp8 import GROUP, LARGEST, Fp8Weight, activation_group
 from kernels.triton.jit import jit
 from kernels.triton.launch import dense_rows
-from kernels.triton.linear import Tile
-from kernels.triton.packed import MOST_TOKENS, strip_for
+from kernels.triton.linear import Tile, num_splits, sum_parts
 
 DEPTH = GROUP  # columns a step: no scale changes within
 
@@ -54,13 +53,15 @@ def _rounded(wide, LARGEST: tl.constexpr):
     return ((wide + shift) - shift).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
-@jit(of_batch=("tokens",))
+@jit(of_batch=("tokens", "splits"))
 def _multiply(
     x, x_scales, weight, weight_scales, bias, out,
-    x_token, x_scales_token, out_token, tokens, rows, columns, weight_row, weight_scales_row, x_group, row_group, column_group, group_tiles,
-    EXACT: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    x_token, x_scales_token, out_token, out_split, tokens, rows, columns, weight_row, weight_scales_row, x_group, row_group, column_group,
+    split_columns, splits, group_tiles,
+    EXACT: tl.constexpr, HAS_BIAS: tl.constexpr, DIRECT: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
+    split, program = program % splits, program // splits
     token_tiles, row_tiles = tl.cdiv(tokens, TOKENS), tl.cdiv(rows, ROWS)
     band = program // (group_tiles * row_tiles)
     in_band = tl.minimum(token_tiles - band * group_tiles, group_tiles)
@@ -68,8 +69,10 @@ def _multiply(
     token = ((band * group_tiles + within % in_band) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     row = (within // in_band * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     is_token, is_row = token < tokens, row < rows
+    begin = split * split_columns
+    end = tl.minimum(begin + split_columns, columns)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    for k in range(0, columns, DEPTH):
+    for k in range(begin, end, DEPTH):
         column = k + tl.arange(0, DEPTH)
         inside = (column < columns)[None, :]
         left = tl.load(x + token[:, None] * x_token + column[None, :], mask=is_token[:, None] & inside, other=0)
@@ -82,79 +85,10 @@ def _multiply(
             weight_scales + row // row_group * weight_scales_row + k // column_group, mask=is_row, other=0.0
         )
         sums += tl.dot(left, tl.trans(right)) * left_scale[:, None] * right_scale[None, :]
-    if HAS_BIAS:
+    if HAS_BIAS and DIRECT:
         sums += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
-    target = out + token[:, None] * out_token + row[None, :]
+    target = out + split.to(tl.int64) * out_split + token[:, None] * out_token + row[None, :]
     tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
-
-
-@jit(of_batch=("tokens",))
-def _multiply_few(
-    x, x_scales, weight, weight_scales, bias, out,
-    x_token, x_scales_token, out_token, tokens, rows, columns, weight_row, weight_scales_row, row_group,
-    X_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, EXACT: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """Up to 16 rows of x. As in kernels/triton/packed.py no value changes its thread: of 64 columns one has 16 that lie side by side, of both. Groups of
-    columns that are 0 are all columns."""
-    first_row = tl.program_id(0) * (16 * TILES)
-    warp_row = tl.arange(0, WARPS * 8)
-    part, of_eight, byte = warp_row // 8 * 128, warp_row % 8, tl.arange(0, 64)[None, :]
-    row_of_tile, token_of_eight = tl.arange(0, 16)[None, :], tl.arange(0, 8)[None, :]
-    part_of_warp = tl.arange(0, WARPS)[:, None] * 128
-    weight_at, factors_at, sums = (), (), ()
-    for i in tl.static_range(2 * TILES):
-        # rows behind the last one compute what it does, and are not stored
-        row = tl.minimum(first_row + i * 8 + of_eight, rows - 1).to(tl.int64)
-        weight_at += ((weight + row * weight_row)[:, None],)
-    for tile in tl.static_range(TILES):
-        row = tl.minimum(first_row + tile * 16 + row_of_tile, rows - 1)
-        factors_at += (weight_scales + (row // row_group).to(tl.int64) * weight_scales_row,)
-    for _ in tl.static_range(TILES * (TOKENS // 8)):
-        sums += (tl.zeros([WARPS, 16, 8], tl.float32),)
-    for k in tl.range(0, columns, 128 * WARPS, num_stages=1):
-        column, chunk = (k + part)[:, None] + byte, k + part_of_warp
-        x_parts, x_factors, added = (), (), ()
-        for t in tl.static_range(TOKENS // 8):
-            token = (t * 8 + of_eight).to(tl.int64)[:, None]
-            for half in tl.static_range(2):
-                mask = (token < tokens) & (column + half * 64 < columns)
-                values = tl.load(x + token * x_token + column + half * 64, mask=mask, other=0)
-                values = tl.permute(tl.reshape(values, (WARPS, 8, 4, 2, 8)), (0, 3, 2, 4, 1))
-                x_parts += (tl.reshape(values, (WARPS, 64, 8)).to(tl.float8e4nv, bitcast=True),)
-            at = (t * 8 + token_of_eight).to(tl.int64) * x_scales_token + (chunk // X_GROUP if X_GROUP else chunk * 0)
-            x_factors += (tl.load(x_scales + at, mask=(t * 8 + token_of_eight < tokens) & (chunk < columns), other=0.0),)
-        for tile in tl.static_range(TILES):
-            at = factors_at[tile] + (chunk // COLUMN_GROUP if COLUMN_GROUP else chunk * 0)
-            factor = tl.load(at, mask=(chunk < columns) & (row_of_tile < 16), other=0.0)
-            products = ()
-            for _ in tl.static_range(TOKENS // 8):
-                products += (tl.zeros([WARPS, 16, 8], tl.float32),)
-            for half in tl.static_range(2):
-                more = ()
-                mask = column + half * 64 < columns
-                values0 = tl.load(weight_at[2 * tile] + column + half * 64, mask=mask, other=0)
-                values1 = tl.load(weight_at[2 * tile + 1] + column + half * 64, mask=mask, other=0)
-                values = tl.reshape(tl.join(values0, values1), (WARPS, 8, 4, 2, 8, 2))
-                values = tl.reshape(tl.permute(values, (0, 5, 1, 3, 2, 4)), (WARPS, 16, 64)).to(tl.float8e4nv, bitcast=True)
-                for t in tl.static_range(TOKENS // 8):
-                    its_x = x_parts[t * 2 + half]
-                    if EXACT:
-                        more += (tl.dot(values.to(tl.float16), its_x.to(tl.float16), products[t]),)
-                    else:
-                        more += (tl.dot(values, its_x, products[t]),)
-                products = more
-            for t in tl.static_range(TOKENS // 8):
-                added += (sums[tile * (TOKENS // 8) + t] + products[t] * factor[:, :, None] * x_factors[t][:, None, :],)
-        sums = added
-    for tile in tl.static_range(TILES):
-        row = first_row + tile * 16 + tl.arange(0, 16)[:, None]
-        for t in tl.static_range(TOKENS // 8):
-            token = t * 8 + tl.arange(0, 8)[None, :]
-            total = tl.sum(sums[tile * (TOKENS // 8) + t], axis=0)
-            if HAS_BIAS:
-                total += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)
-            target = out + token.to(tl.int64) * out_token + row
-            tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows) & (token < tokens))
 
 
 def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,27 +118,30 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
         return out
     values, scales = quantise_fp8(x, x_group, weight.input_scale)
     stored, weight_scales = weight.values.view(torch.uint8), weight.scales.contiguous()
-    operands = values.view(torch.uint8), scales, stored, weight_scales, out if bias is None else bias, out
-    sizes = columns, scales.stride(0), rows, tokens, rows, columns, stored.stride(0), weight_scales.stride(0)
-    column_group = 0 if weight.column_group >= columns else weight.column_group
-    if tokens <= MOST_TOKENS:
-        strip = strip_for(tokens, rows, columns)
-        _multiply_few[(triton.cdiv(rows, 16 * strip.tiles),)](
-            *operands, *sizes, weight.row_group, X_GROUP=0 if x_group >= columns else x_group, COLUMN_GROUP=column_group,
-            EXACT=not x.is_cuda, HAS_BIAS=bias is not None, TOKENS=8 if tokens <= 8 else 16, TILES=strip.tiles, WARPS=strip.warps,
-            num_warps=strip.warps,
-        )  # fmt: skip
-        return out
     tile = tile_for(tokens)
-    _multiply[(triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows),)](
-        *operands, *sizes, x_group, weight.row_group, column_group or columns + 1, 8,
-        EXACT=not x.is_cuda, HAS_BIAS=bias is not None, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=DEPTH,
+    programs = triton.cdiv(tokens, tile.tokens) * triton.cdiv(rows, tile.rows)
+    splits = 1
+    if tokens <= 16:
+        splits = num_splits(programs, columns, x.device)
+    split_columns = triton.cdiv(triton.cdiv(columns, splits), DEPTH) * DEPTH
+    splits = triton.cdiv(columns, split_columns)
+    parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
+    column_group = columns + 1 if weight.column_group >= columns else weight.column_group
+    _multiply[(programs * splits,)](
+        values.view(torch.uint8), scales, stored, weight_scales, out if bias is None else bias, parts,
+        columns, scales.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, stored.stride(0), weight_scales.stride(0),
+        x_group, weight.row_group, column_group, split_columns, splits, 8,
+        EXACT=not x.is_cuda, HAS_BIAS=bias is not None, DIRECT=splits == 1, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=DEPTH,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    if splits > 1:
+        sum_parts(parts, bias, out)
     return out
 
 
 def tile_for(tokens: int) -> Tile:
+    if tokens <= 16:
+        return Tile(16, 32, DEPTH // 2, 4, 4)
     if tokens <= 64:
         return Tile(64, 64, DEPTH // 2, 4, 4)
     return Tile(128, 128, DEPTH // 2, 8, 3)

@@ -43,10 +43,10 @@ def product(name, tokens):
 
 def few_rows(name, tokens, blocks, has_zeros):
     number, types = FORMATS[name]
-    strip = packed.strip_for(tokens, 4096, 4096)
+    strip = packed.strip_for(tokens, 4096, 4096, 132)
     return compile(packed._multiply, {**types, "x": "*i32"}, strip.warps, FORMAT=number, HAS_ZEROS=has_zeros, HAS_BIAS=True, BLOCKS=blocks,
-                   LATE=name == "int4" and blocks % 4 == 0, PAIRWISE=True, TOKENS=8 if tokens <= 8 else 16,
-                   TILES=strip.tiles, WARPS=strip.warps)
+                   LATE=name == "int4" and blocks % 4 == 0, PAIRWISE=True, TOKENS=strip.tokens,
+                   TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens == 8)
 
 def experts(name, pairs):
     number, types = FORMATS[name]
@@ -64,7 +64,7 @@ def assert_nothing_moves(ptx, name):
 WIDE = re.compile(r"cp[.]async[.]c[ag][.]shared[.]global [^;]*, 0x10[ ,;]")
 assert WIDE.search(product("plain", 1)), "a weight is fetched ahead, 16 bytes at a time"
 for name, blocks, has_zeros in (("int4", 4, False), ("int4", 0, True), ("int4", 1, False), ("int4", 2, True), ("mxfp4", 1, False)):
-    for tokens in (1, 16):
+    for tokens in (1, 16, 32):
         assert_nothing_moves(few_rows(name, tokens, blocks, has_zeros), name)
 for name in ("int4", "mxfp4"):
     assert "wgmma" in product(name, 64)
@@ -82,14 +82,11 @@ for is_sorted in (False, True):
     compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
 compile(fp8_linear._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
 bits = {"x": "*u8", "weight": "*u8", "x_scales": "*fp32", "weight_scales": "*fp32"}
-for tokens in (1, 16):
-    strip = packed.strip_for(tokens, 4096, 4096)
-    ptx = compile(fp8_linear._multiply_few, bits, strip.warps, X_GROUP=0, COLUMN_GROUP=0, EXACT=False, HAS_BIAS=True, TOKENS=8 if tokens <= 8 else 16,
-                  TILES=strip.tiles, WARPS=strip.warps)
-    assert_nothing_moves(ptx, "fp8")
-tile = fp8_linear.tile_for(512)
-ptx = compile(fp8_linear._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
-assert "wgmma" in ptx and "e4m3" in ptx
+for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
+    tile = fp8_linear.tile_for(tokens)
+    ptx = compile(fp8_linear._multiply, bits, tile.warps, tile.stages, EXACT=False, HAS_BIAS=True, DIRECT=tokens > 16,
+                  TOKENS=tile.tokens, ROWS=tile.rows, DEPTH=128)
+    assert instruction in ptx and "e4m3" in ptx
 """
 
 

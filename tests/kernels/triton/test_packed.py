@@ -16,7 +16,7 @@ from tests.kernels.conftest import DEVICE
 
 # the interpreter computes wrongly in bf16
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-STRIPS = [Strip(1, 2), Strip(2, 1)]
+STRIPS = [Strip(16, 1, 2), Strip(16, 2, 1)]
 
 
 def weights() -> list[Int4Weight | Mxfp4Weight]:
