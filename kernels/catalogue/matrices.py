@@ -1,7 +1,9 @@
 """Products with packed weights as the catalogue knows them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from kernels.plain import PlainWeight
 from kernels.weight import Weight
 
 _READ = Target(0.8, "read")
+_L2_BYTES = 128 << 20  # more than twice an H100's
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -202,13 +205,16 @@ def _bias(biased: bool, rows: int, dtype: torch.dtype) -> Arguments:
 
 
 @cache
-def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(rows, columns, dtype=dtype, device=device)
+def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+    """Return weights that are not packed by turns, enough that none is in a GPU's cache when its turn comes."""
+    one = rows * columns * dtype.itemsize
+    copies = max(2, -(-_L2_BYTES // one)) if device.type == "cuda" else 1
+    return cycle([torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(copies)])
 
 
 def _mm_of_unpacked(x: Tensor, weight: Int4Weight | Mxfp4Weight | LosslessWeight, bias: Tensor | None = None) -> Tensor:
     """What the product would take with a weight that is not packed; another weight, so another result."""
-    return torch.mm(x, _unpacked(weight.codes.shape[0], weight.columns, x.dtype, x.device).T)
+    return torch.mm(x, next(_unpacked(weight.codes.shape[0], weight.columns, x.dtype, x.device)).T)
 
 
 def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
@@ -237,11 +243,12 @@ INT4_LINEAR = Operation(
         _int4(9, 42, 320, 32, biased=True),
         _int4(16, 7, 1100, 128, permuted=True),
         _int4(5, 3, 77, 77, zeros=True),
+        _int4(20, 36, 224, 64, biased=True),
         _int4(40, 70, 192, 64),
         _int4(70, 6, 96, 96, zeros=True, permuted=True),
         _int4(0, 8, 64, 32),
     ),
-    bench=tuple(_int4(m, n, k, 128, target=_FASTER if m == 1 else _READ if m <= 16 else None) for n, k in _MODELS for m in (1, 4, 16, 512)),
+    bench=tuple(_int4(m, n, k, 128, target=_FASTER if m == 1 else _READ if m <= 16 else None) for n, k in _MODELS for m in (1, 2, 4, 8, 16, 32, 512)),
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
@@ -251,7 +258,7 @@ MXFP4_LINEAR = Operation(
     reference=_product,
     roundings=8,
     cases=(_mxfp4(1, 48, 128), _mxfp4(4, 33, 1120, biased=True), _mxfp4(13, 5, 96), _mxfp4(33, 40, 320, biased=True), _mxfp4(0, 8, 32)),
-    bench=tuple(_mxfp4(m, 5760, 2880, target=_FASTER if m == 1 else None) for m in (1, 16, 512)),
+    bench=tuple(_mxfp4(m, 5760, 2880, target=_FASTER if m == 1 else None) for m in (1, 8, 16, 512)),
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip

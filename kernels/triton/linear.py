@@ -1,7 +1,8 @@
 """Products of a few rows with a plain weight, and those of many with one that is decoded while it is read (of a few: kernels/triton/packed.py).
 
-Up to 4 rows of x are multiplied with a plain weight without tensor cores, up to 16 with any by their smallest tile; in both cases the columns are split
-among programs until there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled in.
+Up to 4 rows of x are multiplied with a plain weight without tensor cores, up to 16 with any by their smallest tile; in both cases the columns are
+split among programs until there are enough of them to keep memory busy, and the parts are added in a fixed order. Shapes of tiles alone are compiled
+in.
 """
 
 from typing import NamedTuple
@@ -52,8 +53,9 @@ def _multiply(
     end = tl.minimum(begin + split_columns, columns)
     if FEW:
         sums = multiply_few(
-            x, x_token, tokens, weight, row.to(tl.int64), is_row, begin, end, columns, weight_row, TOKENS, ROWS, HALF, STAGES
-        )
+            x, x_token, tokens, weight, row.to(tl.int64), is_row, begin, end, columns, weight_row,
+            TOKENS, ROWS, HALF, STAGES,
+        )  # fmt: skip
     else:
         sums, _ = multiply(
             x + token.to(tl.int64) * x_token, is_token, weight, scales, zeros, row.to(tl.int64), is_row, 0, begin, end, columns,

@@ -135,8 +135,8 @@ def multiply_few(
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The same for a few rows of x and a plain weight, without tensor cores: what they multiply would first have to change its thread through shared
-    memory. For the same reason sums are put together for every tile, and of one row of x after the other: Triton gives whatever has a third dimension a
-    layout of its own."""
+    memory. For the same reason sums are put together for every tile, and of one row of x after the other: Triton gives whatever has a third dimension
+    a layout of its own."""
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     # said here: loops without tensor cores fetch ahead only if they are told to
