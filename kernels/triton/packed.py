@@ -41,6 +41,12 @@ class Strip(NamedTuple):
 
 
 @jit
+def none():
+    """Nothing yet of what a loop that is unrolled will collect."""
+    return ()
+
+
+@jit
 def halves(pair, type: tl.constexpr):
     """int32 -> the numbers of 16 bits in its low and its high half."""
     return (pair & 0xFFFF).to(tl.int16).to(type, bitcast=True), (pair >> 16).to(tl.int16).to(type, bitcast=True)
@@ -115,7 +121,7 @@ def load_step(
     column, chunk = k + tl.arange(0, WARPS * 8) // 8 * 128, k + tl.arange(0, WARPS)[:, None] * 128
     word = tl.arange(0, 16)[None, :]
     block = column[:, None] + word // 4 * 32
-    words, late, of_x = (), (), ()
+    words, late, of_x = none(), none(), none()
     for i in tl.static_range(2 * TILES):
         at = weight_at[i] + column[:, None] // 8
         # they are read once: what the first-level cache should keep is x, which strips share
@@ -133,7 +139,7 @@ def load_step(
 @jit
 def load_factors(at, k, end, BLOCKS: tl.constexpr, LATE: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr):
     """Scales or zeros of every eight rows: [WARPS * 8, 4], one for each block of 32 columns; late [WARPS * 8]."""
-    column, found = k + tl.arange(0, WARPS * 8) // 8 * 128, ()
+    column, found = k + tl.arange(0, WARPS * 8) // 8 * 128, none()
     for i in tl.static_range(2 * TILES):
         if LATE:
             group = column // (32 * BLOCKS) if BLOCKS else column * 0
@@ -196,7 +202,7 @@ def multiply_step(
     BF16: tl.constexpr = -0x3CF73CF8 if FORMAT == 2 else 0x7E807E80
     FP16: tl.constexpr = -0x1BF71BF8 if FORMAT == 2 else 0x74007400
     NUMBER: tl.constexpr = 128.0 if type == tl.bfloat16 else 1024.0
-    x_parts, added = (), ()
+    x_parts, added = none(), none()
     for i in tl.static_range(TOKENS // 4):
         x_parts += x_operands(of_x[2 * i], of_x[2 * i + 1], type, WARPS)
     for tile in tl.static_range(TILES):
@@ -208,7 +214,7 @@ def multiply_step(
         if not LATE:
             factor0 = for_words(twice(as_fp32(scales[2 * tile], FORMAT), type), LATE, WARPS * 8)
             factor1 = for_words(twice(as_fp32(scales[2 * tile + 1], FORMAT), type), LATE, WARPS * 8)
-        products = ()
+        products = none()
         for _ in tl.static_range(TOKENS // 8):
             products += (tl.zeros([WARPS, 16, 8], tl.float32),)
         for quarter in tl.static_range(4):
@@ -216,7 +222,7 @@ def multiply_step(
             codes1 = codes_of(words[2 * tile + 1], magic, quarter // 2 * 4 + quarter % 2 * 8, FORMAT, type)
             low0, high0 = decode(codes0, centre0, factor0, FORMAT, LATE, type, PAIRWISE)
             low1, high1 = decode(codes1, centre1, factor1, FORMAT, LATE, type, PAIRWISE)
-            weights, more = weight_operand(low0, high0, low1, high1, WARPS), ()
+            weights, more = weight_operand(low0, high0, low1, high1, WARPS), none()
             for t in tl.static_range(TOKENS // 8):
                 more += (tl.dot(weights, x_parts[t * 4 + quarter], products[t]),)
             products = more
@@ -239,7 +245,7 @@ def multiply_packed(
     it. BLOCKS of 32 columns have one scale, 0: all. LATE: 128 columns have one, by which their sums are multiplied."""
     STEP: tl.constexpr = 128 * WARPS
     of_eight, of_tile = tl.arange(0, WARPS * 8) % 8, tl.arange(0, 16)[None, :]
-    weight_at, scales_at, zeros_at, late_at, sums = (), (), (), (), ()
+    weight_at, scales_at, zeros_at, late_at, sums = none(), none(), none(), none(), none()
     for i in tl.static_range(2 * TILES):
         row = tl.minimum(first_rows[i // 2] + i % 2 * 8 + of_eight, last_rows[i // 2]).to(tl.int64)
         weight_at += ((words + row * weight_row)[:, None] + of_tile,)
@@ -269,7 +275,7 @@ def multiply_packed(
             sums, step, its_scales, its_zeros, magic, type, FORMAT, HAS_ZEROS, LATE, PAIRWISE, TOKENS, TILES, WARPS
         )
         its_scales, its_zeros = next_scales, next_zeros
-    totals = ()
+    totals = none()
     for i in tl.static_range(TILES * (TOKENS // 8)):
         totals += (tl.sum(sums[i], axis=0),)
     return totals
@@ -282,7 +288,7 @@ def _multiply(
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
     PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    first_rows, last_rows, x_at, is_token = (), (), (), ()
+    first_rows, last_rows, x_at, is_token = none(), none(), none(), none()
     for tile in tl.static_range(TILES):
         first_rows += (tl.program_id(0) * (16 * TILES) + tile * 16,)
         last_rows += (rows - 1,)

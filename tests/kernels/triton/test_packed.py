@@ -75,3 +75,12 @@ def test_every_scale_and_code_of_mxfp4_is_exact(scale: int) -> None:
     x = torch.eye(32, dtype=DTYPE)
     products = [packed.product(x[i : i + 16], weight.operands(), None) for i in (0, 16)]
     assert torch.equal(torch.cat(products).T[fits], expected.to(DTYPE)[fits])
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 4096, 28672])
+def test_a_program_fits_a_processors_registers(rows: int) -> None:
+    strips = {tokens: packed.strip_for(tokens, rows, 132) for tokens in range(1, packed.MOST_TOKENS + 1)}
+    assert all(tokens <= strip.tokens for tokens, strip in strips.items())
+    assert len({strip.warps for strip in strips.values()}) == 1, "the order of sums depends on no tokens"
+    for strip in strips.values():
+        assert 32 * strip.warps * packed._REGISTERS[strip.tokens, strip.tiles] <= 65536
