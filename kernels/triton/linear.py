@@ -5,6 +5,7 @@ split among programs until there are enough of them to keep memory busy, and the
 in.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -128,6 +129,29 @@ def sum_parts(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor)
         parts, out if bias is None else bias, out, values, values, out.shape[1], splits,
         HAS_BIAS=bias is not None, BLOCK=256, num_warps=2,
     )  # fmt: skip
+
+
+def through_memory(
+    x: torch.Tensor,
+    rows: int,
+    bias: torch.Tensor | None,
+    decode: Callable[[torch.Tensor, int], None],
+    scratch_bytes: int,
+) -> torch.Tensor:
+    """x times a weight of which `decode` writes some rows at a time: as many as the tensor that it is given has, from a first one on."""
+    tokens, columns = x.shape
+    step = max(8, min(rows, scratch_bytes // (columns * x.element_size())))
+    scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)
+    out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
+    for first in range(0, rows, step):
+        some = scratch[: min(step, rows - first)]
+        decode(some, first)
+        into = out[:, first : first + step]
+        if bias is None:
+            torch.mm(x, some.t(), out=into)
+        else:
+            torch.addmm(bias[first : first + step], x, some.t(), out=into)
+    return out
 
 
 def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:

@@ -6,6 +6,7 @@ reads 4.8 TB/s has time for 4.6. Escapes are decoded as the first of their palet
 More rows of x are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ import triton.language as tl
 from kernels import tuning
 from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
-from kernels.triton.linear import Tile, sum_parts
+from kernels.triton.linear import Tile, sum_parts, through_memory
 
 if TYPE_CHECKING:
     from kernels.lossless import LosslessWeight
@@ -276,7 +277,7 @@ def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tenso
     """Compute as kernels/lossless.py."""
     tokens = x.shape[0]
     if tokens > MOST_TOKENS.get(x.dtype, _MOST_WIDE_TOKENS):
-        return _through_memory(x, weight, bias)
+        return through_memory(x, weight.codes.shape[0], bias, partial(_decode, weight), _SCRATCH_BYTES)
     chosen = tuning.best_lossless_tile(tokens, weight.codes.shape[0], weight.columns, x.device) if x.is_cuda else None
     return product(x, weight, bias) if chosen is None else product(x, weight, bias, tile_of(chosen), chosen.splits)
 
@@ -356,24 +357,6 @@ def tile_for(tokens: int, columns: int, dtype: torch.dtype) -> Tile:
 def _num_splits(programs: int, groups: int, device: torch.device) -> int:
     """As kernels/triton/linear.py splits: three programs on every two processors, none with fewer than 1,024 columns."""
     return max(1, min(triton.cdiv(3 * num_processors(device), 2 * programs), groups // _LEAST_GROUPS))
-
-
-def _through_memory(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None) -> torch.Tensor:
-    """Rows of the weight are decoded some at a time, each time into the same memory."""
-    tokens, columns = x.shape
-    rows = weight.codes.shape[0]
-    step = max(8, min(rows, _SCRATCH_BYTES // (columns * x.element_size())))
-    scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)
-    out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
-    for first in range(0, rows, step):
-        some = scratch[: min(step, rows - first)]
-        _decode(weight, some, first)
-        into = out[:, first : first + step]
-        if bias is None:
-            torch.mm(x, some.t(), out=into)
-        else:
-            torch.addmm(bias[first : first + step], x, some.t(), out=into)
-    return out
 
 
 def _decode(

@@ -4,9 +4,11 @@ A warp has some rows of the weight, 16 a tile, and every WARPS-th run of 128 col
 loads 16 bytes of a row, which are a block of 32 columns, and of x the same columns. Tensor cores want certain columns of certain threads, but which
 columns those are does not matter as long as they are the same of both sides: so they are multiplied in the order in which they lie in threads, and
 nothing goes through shared memory (tests/kernels/triton/test_matrices_compile.py looks for it). That takes 3 instructions a weight; an H100 that
-reads 3 TB/s has time for 5.4. How columns are added up depends on the weight alone: a row of x has the same bits in any company.
+reads 3 TB/s has time for 5.4. How columns are added up depends on the weight alone: a row of x has the same bits in any company. For more rows the
+weight is decoded into memory, which cuBLAS reads.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ import triton.language as tl
 from kernels.triton import linear
 from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
-from kernels.triton.tiles import power_of_two
+from kernels.triton.tiles import e2m1, power_of_two
 from kernels.weight import INT4, Operands
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 32
 _BLOCK = 32  # columns
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_SCRATCH_BYTES = (
+    128 << 20
+)  # of decoded rows; in parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130
 # 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
 _MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
@@ -310,6 +316,38 @@ def _multiply(
             tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows) & (token < tokens))
 
 
+@jit
+def _unpack(
+    words, scales, zeros, out, first, rows, columns, weight_row, scales_row,
+    FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """out, in words of four columns [rows, columns / 4]: rows from `first` on as numbers of TYPE, each rounded once."""
+    row_tiles = tl.cdiv(rows, ROWS)
+    i = (tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS))[:, None]
+    start, row = tl.program_id(0) // row_tiles * WORDS, (first + i).to(tl.int64)
+    word, block = start + tl.arange(0, WORDS)[None, :], start // 4 + tl.arange(0, WORDS // 4)[None, :]
+    mask, has_block = (i < rows) & (word // 4 * 32 < columns), (i < rows) & (block * 32 < columns)
+    codes = tl.load(words + row * weight_row + word, mask=mask, other=0)
+    group = row * scales_row + (block // BLOCKS if BLOCKS else block * 0)
+    factor = as_fp32(tl.load(scales + group, mask=has_block, other=0), FORMAT)
+    centre = tl.full([ROWS, WORDS // 4], 8.0, tl.float32)
+    if HAS_ZEROS:
+        centre = tl.load(zeros + group, mask=has_block, other=0).to(tl.float32)
+    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (ROWS, WORDS // 4, 4)), (ROWS, WORDS))
+    centre = tl.reshape(tl.broadcast_to(centre[:, :, None], (ROWS, WORDS // 4, 4)), (ROWS, WORDS))
+    target = out + i.to(tl.int64) * (columns // 4) + (word // 4 * 8 + word % 4)
+    for half in tl.static_range(2):
+        four = tl.zeros([ROWS, WORDS], tl.int64)
+        for byte in tl.static_range(4):
+            code = (codes >> (4 * half + 8 * byte)) & 15
+            value = e2m1(code)
+            if FORMAT == 2:
+                # as the last bits of 2^23, since conversions take four times as long
+                value = (code | 0x4B000000).to(tl.float32, bitcast=True) - (centre + 8388608.0)
+            four |= ((value * factor).to(TYPE).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF) << (16 * byte)
+        tl.store(target + 4 * half, four, mask=mask)
+
+
 def int4_linear(x: torch.Tensor, weight: "Int4Weight", bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute as kernels/int4.py."""
     if weight.permutation is not None:
@@ -326,12 +364,20 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     """[tokens, rows]; with a strip given, by this: `tune` tries some."""
     tokens, columns = x.shape
     rows = stored.rows
-    if x.dtype not in _MAGIC or not 0 < tokens <= MOST_TOKENS or not rows or not columns:
+    if x.dtype not in _MAGIC or not tokens or not rows or not columns:
         return linear.product(x, stored, bias)
+    if tokens > MOST_TOKENS:
+        is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
+        decode = partial(_decode, stored)
+        return (
+            linear.through_memory(x, rows, bias, decode, _SCRATCH_BYTES)
+            if is_whole
+            else linear.product(x, stored, bias)
+        )
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))
-    words, blocks = _in_words(x), 0 if stored.column_group > columns else stored.column_group // _BLOCK
+    words, blocks = _in_words(x), _blocks(stored)
     _multiply[(triton.cdiv(rows, 16 * strip.tiles),)](
         words, stored.weight.view(torch.int32), stored.scales, stored.zeros, out if bias is None else bias, out, _MAGIC[x.dtype],
         words.stride(0), rows, tokens, rows, columns, stored.weight_row // 4, stored.scales_row,
@@ -347,6 +393,21 @@ def strip_for(tokens: int, rows: int, processors: int) -> Strip:
     because x is read again for each strip of them."""
     padded, is_large = max(8, triton.next_power_of_2(tokens)), rows >= 32 * processors
     return Strip(padded, 2 if padded > 16 or (padded > 8 and is_large) else 1, 4 if is_large else 8)
+
+
+def _decode(stored: Operands, out: torch.Tensor, first: int) -> None:
+    """Rows from `first` on, into out [some rows, columns]."""
+    rows, columns = out.shape
+    _unpack[(triton.cdiv(rows, 8) * triton.cdiv(columns, 1024),)](
+        stored.weight.view(torch.int32), stored.scales, stored.zeros, out.view(torch.int64), first, rows, columns,
+        stored.weight_row // 4, stored.scales_row,
+        FORMAT=stored.format, HAS_ZEROS=stored.has_zeros, BLOCKS=_blocks(stored), TYPE=_TYPES[out.dtype], ROWS=8, WORDS=128, num_warps=4,
+    )  # fmt: skip
+
+
+def _blocks(stored: Operands) -> int:
+    """Blocks of columns under one scale; 0: all."""
+    return 0 if stored.column_group > stored.columns else stored.column_group // _BLOCK
 
 
 def _in_words(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ SCRIPT = """
 import re
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kernels.triton import fp8_linear, linear, moe, packed, routing
@@ -68,6 +69,9 @@ for name, tokens, blocks, has_zeros in (
 ):
     assert_nothing_moves(few_rows(name, tokens, blocks, has_zeros), name)
 for name in ("int4", "mxfp4"):
+    ptx = compile(packed._unpack, {**FORMATS[name][1], "out": "*i64"}, FORMAT=FORMATS[name][0], HAS_ZEROS=name == "int4", BLOCKS=1,
+                  TYPE=tl.bfloat16, ROWS=8, WORDS=128)
+    assert "ld.global.v4.b32" in ptx and "st.global.v2.b64" in ptx, "16 bytes a thread at a time"
     assert "wgmma" in product(name, 64)
     assert "wgmma" in product(name, 512)
 for name in FORMATS:

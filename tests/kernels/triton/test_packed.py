@@ -12,6 +12,7 @@ from kernels.int4 import Int4Weight
 from kernels.mxfp4 import Mxfp4Weight
 from kernels.triton import packed
 from kernels.triton.packed import Strip
+from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 
 # the interpreter computes wrongly in bf16
@@ -63,6 +64,22 @@ def test_rows_of_x_may_begin_anywhere() -> None:
         elsewhere = torch.zeros(3, wide, dtype=DTYPE)[:, start : start + 160]
         elsewhere.copy_(x)
         assert torch.equal(packed.product(elsewhere, weight.operands(), None), expected)
+
+
+def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for weight in weights():
+        rows, columns = weight.shape
+        if columns % 32 == 0:
+            decoded = torch.empty(13, columns, dtype=DTYPE)
+            packed._decode(weight.operands(), decoded, 5)
+            assert torch.equal(decoded, weight.unpack(DTYPE)[5:18])
+        x, bias = torch.randn(packed.MOST_TOKENS + 1, columns).to(DTYPE), torch.randn(rows).to(DTYPE)
+        expected = x.double() @ weight.unpack(torch.float32).double().T
+        monkeypatch.setattr(packed, "_SCRATCH_BYTES", 8 * columns * DTYPE.itemsize)  # three parts of 8, 8 and 5 rows
+        for given in (None, bias):
+            product = packed.product(x, weight.operands(), given)
+            wanted = expected if given is None else expected + given.double()
+            assert_close("product", wanted, product, 4 * torch.finfo(DTYPE).eps)
 
 
 @pytest.mark.parametrize("scale", [20, 113, 127, 139])

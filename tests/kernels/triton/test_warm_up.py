@@ -177,9 +177,9 @@ def test_other_families_have_their_launches_too(found: dict[str, Any]) -> None:
 
 def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
     symmetric, asymmetric, fp8 = found["packed"]
-    assert ["linear", "2", False] in symmetric, "INT4 is format 2"
-    assert ["linear", "2", True] not in symmetric
-    assert ["linear", "2", True] in asymmetric
+    assert ["packed", "2", False] in symmetric, "INT4 is format 2"
+    assert ["packed", "2", True] not in symmetric
+    assert ["packed", "2", True] in asymmetric
     assert [module for module, _, _ in fp8 if module == "fp8_linear"]
 
 
