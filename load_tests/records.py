@@ -16,7 +16,10 @@ from typing import Any
 from engine.gpu_state import read_states
 
 Record = dict[str, Any]
+# Which forms of a product there are on a CPU.
+_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 RESULTS = Path(__file__).parent / "results"
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...] = ("torch",)) -> Path:
@@ -62,7 +65,8 @@ def percentiles(values: list[float]) -> dict[str, float]:
 def describe_machine() -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "processor": _processor(),
+        "processor": _of_cpuinfo("model name") or platform.processor() or platform.machine(),
+        "flags": [flag for flag in _FLAGS if flag in _of_cpuinfo("flags").split()],
         "cores": os.cpu_count(),
         "memory_gib": round(memory_gib),
         "accelerator": _accelerator(),
@@ -86,12 +90,13 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _processor() -> str:
+def _of_cpuinfo(key: str) -> str:
+    """Return what /proc/cpuinfo says of the first processor; nothing where there is no such file or line."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")
 
 
 def _accelerator() -> str | None:

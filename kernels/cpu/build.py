@@ -46,12 +46,12 @@ class _CpuKind(NamedTuple):
     needs: str  # as /proc/cpuinfo has it
 
 
-# What a CPU has besides decides which calls are left to torch's library: where there are matrix units, bf16 products of many rows (gemm.c). Of these
-# the library itself uses none, so that their routing can be had wherever the rest runs.
+# What a CPU has besides decides which calls are measured against torch's library: where there are matrix units, bf16 products and attention of
+# prompts (gemm.c). Tiles are computed in plain C where that kind is forced (tiles.h), so that both can be had wherever the rest runs.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
-    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"), "avx512_bf16"),
+    "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
 }
 KINDS = (*_KINDS, TORCH)
 

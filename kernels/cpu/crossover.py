@@ -23,7 +23,7 @@ from kernels.varlen import VarlenBatch
 log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 62
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512)
 _OUTPUTS, _COLUMNS = 8192, 4096  # of 64 MiB in bf16, as weights come: from memory
 _TIMES = 3
 _LEAST_GAIN = 1.15  # of torch's: a step with a product of its cannot be recorded

@@ -101,6 +101,16 @@ INLINE void begin_decoding(decoder *d, long rows_of_tile) {
     }
 }
 
+// All rows of the next chain at once: beside tiles there is nothing that decoding could be hidden in.
+INLINE void decode_chain(decoder *d) {
+    decoded_part parts[MOST_PARTS];
+    for (long done = 0, n; done < d->num_rows && d->column < d->columns; done += n) {
+        const long left = d->num_rows - done;
+        n = take_parts(d, left < MOST_PARTS ? left : MOST_PARTS, parts);
+        finish_parts(parts, n, 0);
+    }
+}
+
 // Fetches what a row's decoding begins with: of the row behind, whose `starts` have been fetched, the escapes.
 INLINE void fetch_coded_rows(const coded *w, long row, long behind) {
     __builtin_prefetch(w->escapes + w->starts[row / PALETTE_ROWS]);

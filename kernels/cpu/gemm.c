@@ -4,10 +4,13 @@
 // Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
 // larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
 // another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h).
+//
+// Where there are matrix tiles (tiles.h), these take the same x, whose lines are those of a tile's pairs, and rows of w where they lie.
 #include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
 #include "program.h"
+#include "tiles.h"
 
 // Sums that stay in registers: vectors of rows of x times rows of w, 4 times 6 at 16 lanes: 4 loads and 6 repetitions for 24 multiply-adds, of which
 // Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
@@ -16,11 +19,16 @@
 // Rows of w in a tile: 24 that lie whole pages apart, as 4,096 columns have them, do not fit the 12 ways of a first-level cache.
 #define TILE_ROWS(vectors) (SUMS / ((vectors) == 1 && SUMS == 24 ? 2 : (vectors)))
 #define PANEL (VECTORS * LANES)  // rows of x that meet a unit before the next ones do
-#define UNIT 48                  // rows of w that a thread takes, half of them gates and half ups where these belong together
+#ifdef MATRIX_TILES  // halves of a unit are whole blocks of tiles; x's panels of a chain, 1 MiB, stay in the second-level cache
+#define UNIT 64
+#define PANELS 8
+#else
+#define UNIT 48   // rows of w that a thread takes, half of them gates and half ups where these belong together
+#define PANELS 16  // of x for each unit; more are too much for the last cache
+#endif
 // Columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB, stays in the second-level cache while
 // a unit passes.
 #define CHAIN (512 * PER_LANE)
-#define PANELS 16                         // of x for each unit; more are too much for the last cache
 #define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
 // Columns between two decoded rows. Were they CHAIN, what is stored of one tile's rows would lie whole pages from what is read of another's, and reads
 // would wait for stores that they have nothing to do with.
@@ -88,8 +96,104 @@ INLINE void tiles_of(const int vectors, const int decodes, const packed *x, cons
 #undef TILES
 }
 
+#ifdef MATRIX_TILES
+// Rows of w as a tile reads them: sixteen, `stride` apart.
+typedef struct {
+    const scalar *rows;
+    long stride;
+} band;
+
+// Sixteen rows from w on, of which there are `rows`: a copy with zeros behind them where these are fewer.
+static band band_of(const scalar *w, long rows, long w_stride, long depth, scalar *copy) {
+    if (rows >= TILE_LINES) return (band){w, w_stride};
+    memset(copy, 0, TILE_LINES * CHAIN * sizeof *copy);
+    for (long n = 0; n < rows; n++) memcpy(copy + n * CHAIN, w + n * w_stride, depth * sizeof *w);
+    return (band){copy, CHAIN};
+}
+
+// sums [bands * 16][line] = or += bands . x, of one chain: one or two bands and one or two vectors of x, whose lines are `line` lanes long, so that a tile
+// that is read meets two where it can.
+INLINE void block(const int bands, const int vectors, const band *w, const packed *x, long line, long depth, const scalar *ahead, long ahead_stride,
+                  int goes_on, float *sums) {
+    float *lower = sums + TILE_LINES * line;
+    const long sums_stride = line * sizeof *sums, x_stride = line * PER_LANE * sizeof *x;
+    if (goes_on) {
+        load_tile(0, sums, sums_stride);
+        if (vectors > 1) load_tile(1, sums + LANES, sums_stride);
+        if (bands > 1) load_tile(2, lower, sums_stride);
+        if (bands > 1 && vectors > 1) load_tile(3, lower + LANES, sums_stride);
+    } else {
+        clear_tile(0);
+        clear_tile(1);
+        clear_tile(2);
+        clear_tile(3);
+    }
+#define COLUMNS(first, first_stride, second, second_stride) \
+    do { \
+        load_tile(6, x + k * line, x_stride); \
+        load_tile(4, first, (first_stride) * sizeof(scalar)); \
+        multiply_tiles(0, 4, 6); \
+        if (vectors > 1) load_tile(7, x + k * line + LANES * PER_LANE, x_stride); \
+        if (vectors > 1) multiply_tiles(1, 4, 7); \
+        if (bands > 1) load_tile(5, second, (second_stride) * sizeof(scalar)); \
+        if (bands > 1) multiply_tiles(2, 5, 6); \
+        if (bands > 1 && vectors > 1) multiply_tiles(3, 5, 7); \
+    } while (0)
+    long k = 0;
+    for (; k + TILE_COLUMNS <= depth; k += TILE_COLUMNS) {
+        if (ahead)
+#pragma GCC unroll 32
+            for (int n = 0; n < bands * TILE_LINES; n++) __builtin_prefetch(ahead + n * ahead_stride + k, 0, 2);
+        COLUMNS(w[0].rows + k, w[0].stride, w[1].rows + k, w[1].stride);
+    }
+    if (k < depth) {  // x has zeros behind its last column; what lies behind w's is another row's, or nobody's
+        scalar last[2 * TILE_LINES][TILE_COLUMNS] __attribute__((aligned(64)));
+        memset(last, 0, sizeof last);
+        for (int n = 0; n < bands * TILE_LINES; n++)
+            memcpy(last[n], w[n / TILE_LINES].rows + n % TILE_LINES * w[n / TILE_LINES].stride + k, (depth - k) * sizeof(scalar));
+        COLUMNS(last, TILE_COLUMNS, last + TILE_LINES, TILE_COLUMNS);
+    }
+#undef COLUMNS
+    store_tile(0, sums, sums_stride);
+    if (vectors > 1) store_tile(1, sums + LANES, sums_stride);
+    if (bands > 1) store_tile(2, lower, sums_stride);
+    if (bands > 1 && vectors > 1) store_tile(3, lower + LANES, sums_stride);
+}
+
+// As `multiply`, by tiles; rows that are coded have been decoded.
+static void multiply_by_tiles(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
+                              float *sums) {
+    scalar copies[2][TILE_LINES * CHAIN] __attribute__((aligned(64)));
+    begin_tiles();
+    for (long n = 0; n < w_rows; n += 2 * TILE_LINES) {
+        const long left = w_rows - n, bands = left > TILE_LINES ? 2 : 1;
+        const band rows[2] = {band_of(w + n * w_stride, left, w_stride, depth, copies[0]),
+                              bands > 1 ? band_of(w + (n + TILE_LINES) * w_stride, left - TILE_LINES, w_stride, depth, copies[1]) : (band){0}};
+        const scalar *next = !ahead.in_place ? ahead.rows + n * ahead.stride : left > 2 * TILE_LINES ? w + (n + 2 * TILE_LINES) * w_stride : ahead.rows;
+        for (long i = 0; i < vectors; i += 2) {
+            const packed *from = x + i * LANES * PER_LANE;
+            const scalar *fetched = i == 0 ? next : NULL;
+            float *into = sums + (n * vectors + i) * LANES;
+#define BLOCK(bands, vectors_of_block) block(bands, vectors_of_block, rows, from, vectors * LANES, depth, fetched, ahead.stride, goes_on, into)
+            if (bands > 1 && i + 1 < vectors) BLOCK(2, 2);
+            else if (bands > 1) BLOCK(2, 1);
+            else if (i + 1 < vectors) BLOCK(1, 2);
+            else BLOCK(1, 1);
+#undef BLOCK
+        }
+    }
+    end_tiles();
+}
+#endif
+
 static void multiply(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, fetching ahead, int goes_on,
                      decoder *decoder, float *sums) {
+#ifdef MATRIX_TILES
+    if (has_tiles) {
+        multiply_by_tiles(vectors, x, w, w_rows, w_stride, depth, ahead, goes_on, sums);
+        return;
+    }
+#endif
     switch (vectors) {
 #define CASE(count) \
     case count: \
@@ -170,11 +274,13 @@ static void multiply_unit(const void *given, long unit) {
             for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, decoded[0] + (part * per_unit + n) * DECODED);
             if (begin + per_unit < a->outputs) fetch_coded_rows(&a->coded, row + per_unit, per_unit);
         }
-        begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
+        if (!has_tiles) begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
     }
-    for (long column = 0; column < a->columns; column += CHAIN)
+    for (long column = 0; column < a->columns; column += CHAIN) {
+        if (is_coded && has_tiles) decode_chain(&decoder);
         for (long panel = 0; panel < a->panels; panel++)
             multiply_chain(a, begin, count, column, panel, is_coded ? decoded[column / CHAIN & 1] : NULL, &decoder, sums[panel]);
+    }
     for (long panel = 0; panel < a->panels; panel++) {
         const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
         for (long i = 0; i < vectors; i++) {
@@ -190,16 +296,18 @@ static void multiply_unit(const void *given, long unit) {
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads);
 
-// gemm_is_fast: whether all rows should come here. In bf16 only with an instruction for its products, and not where there are matrix units: oneDNN uses those, and
-// it is measured which rows are better left to it (crossover.py).
+// gemm_is_fast: whether all rows come here without a measurement. In bf16 only with an instruction for its products, and not where there are matrix units:
+// oneDNN uses them too, and it is measured which rows are better left to it (crossover.py).
 //
 // few_rows: of x, up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: a whole vector at the price
 // of one row. In bf16, 9,728 x 896, us of both: Zen 4, whose multiply-adds take two cycles, two threads, 393 and 695 at 8 rows, 571 and 689 at 12; one
 // thread, 1,427 and 1,567 at 12, 1,698 and 1,574 at 14. Zen 5, 4,864 x 896, one thread: 419 and 361 at 6, 706 and 360 at 8. In fp32 on a busy Zen 5,
-// GFLOP/s: 106 and 114 at 20 rows, 104 and 169 at 24.
+// GFLOP/s: 106 and 114 at 20 rows, 104 and 169 at 24. On Emerald Rapids torch's were faster than linear.c's from 8 rows on, and not at 4.
 #if !defined(SCALAR_BF16)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
-#elif defined(WIDE) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#elif defined(MATRIX_TILES)
+const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 4;
+#elif defined(WIDE) && defined(__AVX512BF16__)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
 #else
 const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 24;

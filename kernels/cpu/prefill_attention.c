@@ -4,6 +4,7 @@
 // A thread takes some 64 rows (the queries of one key-value head, several tokens of them) through all tiles they may look at. Tiles are counted from
 // position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
 #include "fp8.h"
+#include "tiles.h"
 
 #define KEYS 64  // of a tile
 #define ROWS 128 // that share a tile, about
@@ -32,8 +33,69 @@ INLINE void tile(const int rows, const int vectors, const packed *a, long a_stri
         for (int n = 0; n < vectors; n++) store_f32(sums + m * sums_stride + n * LANES, sum[m * vectors + n]);
 }
 
+#ifdef MATRIX_TILES
+#define ROWS_TOGETHER (has_tiles ? TILE_LINES : ROW_TILE)
+#define DEPTH_STEP TILE_COLUMNS
+
+// Sixteen rows times `count` vectors of b, as `multiply` has them, whose sums stay in tiles.
+INLINE void block(const int count, const packed *a, long a_stride, const packed *b, long b_stride, long depth, int goes_on, float *sums,
+                  long sums_stride) {
+    const long a_bytes = a_stride * sizeof *a, b_bytes = b_stride * sizeof *b, sums_bytes = sums_stride * sizeof *sums;
+    if (goes_on) {
+        load_tile(0, sums, sums_bytes);
+        if (count > 1) load_tile(1, sums + LANES, sums_bytes);
+        if (count > 2) load_tile(2, sums + 2 * LANES, sums_bytes);
+        if (count > 3) load_tile(3, sums + 3 * LANES, sums_bytes);
+    } else {
+        clear_tile(0);
+        clear_tile(1);
+        clear_tile(2);
+        clear_tile(3);
+    }
+    for (long k = 0; k < depth; k += TILE_COLUMNS, a += TILE_COLUMNS, b += TILE_LINES * b_stride) {
+        load_tile(4, a, a_bytes);
+        load_tile(5, b, b_bytes);
+        multiply_tiles(0, 4, 5);
+        if (count > 1) load_tile(6, b + LANES * PER_LANE, b_bytes);
+        if (count > 1) multiply_tiles(1, 4, 6);
+        if (count > 2) load_tile(7, b + 2 * LANES * PER_LANE, b_bytes);
+        if (count > 2) multiply_tiles(2, 4, 7);
+        if (count > 3) load_tile(5, b + 3 * LANES * PER_LANE, b_bytes);
+        if (count > 3) multiply_tiles(3, 4, 5);
+    }
+    store_tile(0, sums, sums_bytes);
+    if (count > 1) store_tile(1, sums + LANES, sums_bytes);
+    if (count > 2) store_tile(2, sums + 2 * LANES, sums_bytes);
+    if (count > 3) store_tile(3, sums + 3 * LANES, sums_bytes);
+}
+
+// As `multiply`, by tiles: of sixteen rows, of which those behind `rows` are not used.
+static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth,
+                              const float *factors, float *sums, long sums_stride) {
+    for (long m = 0; factors && m < rows; m++)
+        for (long n = 0; n < vectors && factors[m] != 1; n++)
+            store_f32(sums + m * sums_stride + n * LANES, factors[m] * load_f32(sums + m * sums_stride + n * LANES));
+#define BLOCK(count) block(count, a, a_stride, b + n * LANES * PER_LANE, b_stride, depth, factors != NULL, sums + n * LANES, sums_stride)
+    long n = 0;
+    for (; n + 4 <= vectors; n += 4) BLOCK(4);
+    if (vectors - n == 3) BLOCK(3);
+    else if (vectors - n == 2) BLOCK(2);
+    else if (vectors - n == 1) BLOCK(1);
+#undef BLOCK
+}
+#else
+#define ROWS_TOGETHER ROW_TILE
+#define DEPTH_STEP PER_LANE
+#endif
+
 static void multiply(long rows, long vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth, const float *factors,
                      float *sums, long sums_stride) {
+#ifdef MATRIX_TILES
+    if (has_tiles) {
+        multiply_by_tiles(rows, vectors, a, a_stride, b, b_stride, depth, factors, sums, sums_stride);
+        return;
+    }
+#endif
     long n = 0;
 #define TILE(m, v) tile(m, v, a, a_stride, b + n * LANES * PER_LANE, b_stride, depth, factors, sums + n * LANES, sums_stride)
     if (rows == ROW_TILE) {
@@ -64,7 +126,7 @@ typedef struct {
 typedef struct {
     packed *q, *k, *v, *weights;         // [rows][depth], [depth / PER_LANE][KEYS], [KEYS / PER_LANE][width], [rows][KEYS]
     float *scores, *sums, *most, *total;  // [rows][KEYS], [rows][width], [rows], [rows]
-    long rows, depth, width;             // head_dim in whole PER_LANEs, and in whole vectors
+    long rows, depth, width;             // head_dim in whole DEPTH_STEPs, and in whole vectors
 } workspace;
 
 // Where the keys or values of a tile lie, those of FP8 in `widened`; NULL for those before `begin` and from `end` on, which no query sees.
@@ -89,13 +151,13 @@ static int are_there(const scalar *const *rows, long count) {
 }
 
 // k[i / PER_LANE][t][i % PER_LANE] = rows[t][i]; zeros where there is none.
-static void pack_keys(const scalar *const *rows, long head_dim, packed *k) {
+static void pack_keys(const scalar *const *rows, long head_dim, long depth, packed *k) {
     for (long t = 0; t < KEYS; t += LANES) {
         long i = 0;
         if (are_there(rows + t, LANES))
             for (; i + LANES * PER_LANE <= head_dim; i += LANES * PER_LANE)
                 pack_square(rows + t, i, k + (i / PER_LANE * KEYS + t) * PER_LANE, KEYS * PER_LANE);
-        for (; i < head_dim; i += PER_LANE)
+        for (; i < depth; i += PER_LANE)
             for (long lane = t; lane < t + LANES; lane++)
                 for (long j = 0; j < PER_LANE; j++)
                     k[(i / PER_LANE * KEYS + lane) * PER_LANE + j] = rows[lane] && i + j < head_dim ? to_packed(rows[lane][i + j]) : 0;
@@ -139,13 +201,14 @@ INLINE float weigh(const float *scores, packed *weights, const int vectors, long
 // One tile of keys and values for all rows; rows [group] of token i see positions up to `position + i`.
 static void attend_tile(const arguments *g, const workspace *w, long first, long position) {
     const long group = g->heads / g->kv_heads;
-    for (long row = 0; row < w->rows; row += ROW_TILE) {
-        const long rows = w->rows - row < ROW_TILE ? w->rows - row : ROW_TILE;
+    const long together = ROWS_TOGETHER, key_step = has_tiles ? 2 * LANES : LANES;
+    for (long row = 0; row < w->rows; row += together) {
+        const long rows = w->rows - row < together ? w->rows - row : together;
         const long last = position + (row + rows - 1) / group;  // what the last of these rows sees
         long keys = last + 1 - first < KEYS ? last + 1 - first : KEYS;
         if (keys <= 0) continue;
-        keys = (keys + LANES - 1) / LANES * LANES;
-        float factors[ROW_TILE], *scores = w->scores + row * KEYS;
+        keys = (keys + key_step - 1) / key_step * key_step;
+        float factors[ROWS_TOGETHER], *scores = w->scores + row * KEYS;
         packed *weights = w->weights + row * KEYS;
         multiply(rows, keys / LANES, w->q + row * w->depth, w->depth, w->k, KEYS * PER_LANE, w->depth, NULL, scores, KEYS);
         for (long m = 0; m < rows; m++) {
@@ -163,10 +226,11 @@ static void attend_tile(const arguments *g, const workspace *w, long first, long
 // Tokens begin .. end of a sequence's chunk, for the query heads of one key-value head; all tokens of the context up to `position + i` may be seen.
 static void attend(const arguments *g, const int64_t *table, const scalar *q, scalar *out, long tokens, long position, long kv_head) {
     const long group = g->heads / g->kv_heads, rows = tokens * group, head_dim = g->head_dim;
-    const long depth = (head_dim + PER_LANE - 1) / PER_LANE * PER_LANE, width = (head_dim + LANES - 1) / LANES * LANES;
-    packed packed_q[rows * depth] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
-    packed v[KEYS * width] __attribute__((aligned(64))), weights[rows * KEYS] __attribute__((aligned(64)));
-    float scores[rows * KEYS] __attribute__((aligned(64))), sums[rows * width] __attribute__((aligned(64))), most[rows], total[rows];
+    const long depth = (head_dim + DEPTH_STEP - 1) / DEPTH_STEP * DEPTH_STEP, width = (head_dim + LANES - 1) / LANES * LANES;
+    const long whole = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER;  // what tiles read and write
+    packed packed_q[whole * depth] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
+    packed v[KEYS * width] __attribute__((aligned(64))), weights[whole * KEYS] __attribute__((aligned(64)));
+    float scores[whole * KEYS] __attribute__((aligned(64))), sums[whole * width] __attribute__((aligned(64))), most[rows], total[rows];
     scalar widened[g->kv_scales ? KEYS * head_dim : 1] __attribute__((aligned(64)));
     const workspace w = {packed_q, k, v, weights, scores, sums, most, total, rows, depth, width};
     memset(sums, 0, sizeof sums);
@@ -179,14 +243,16 @@ static void attend(const arguments *g, const int64_t *table, const scalar *q, sc
     }
     const long end = position + tokens;
     const long begin = g->window && position + 1 > g->window ? position + 1 - g->window : 0;
+    begin_tiles();
     for (long first = begin - begin % KEYS; first < end; first += KEYS) {
         const scalar *cached[KEYS];
         find_rows(g, g->k_cache, table, kv_head, first, begin, end, widened, cached);
-        pack_keys(cached, head_dim, k);
+        pack_keys(cached, head_dim, depth, k);
         find_rows(g, g->v_cache, table, kv_head, first, begin, end, widened, cached);
         pack_values(cached, head_dim, width, v);
         attend_tile(g, &w, first, position);
     }
+    end_tiles();
     for (long row = 0; row < rows; row++) {
         scalar *to = out + (row / group * g->heads + kv_head * group + row % group) * head_dim;
         const float factor = (g->kv_scales ? g->kv_scales[1] : 1.0f) / total[row];

@@ -15,7 +15,8 @@ from lines import CONTEXT_TOKENS, rate, serve
 
 
 def main(checkpoint: str, threads: int) -> None:
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"  # else it uses one core of two
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # else it uses one core of two
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -12,8 +12,10 @@ from load_tests import records
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:
     records.commit.cache_clear()
+    records.describe_machine.cache_clear()
     yield
     records.commit.cache_clear()
+    records.describe_machine.cache_clear()
 
 
 def test_without_git_a_record_is_written_with_the_commit_that_was_given(
@@ -26,3 +28,21 @@ def test_without_git_a_record_is_written_with_the_commit_that_was_given(
     records.commit.cache_clear()
     monkeypatch.delenv("PILOTLIGHT_COMMIT")
     assert json.loads(records.write_record("nothing", {}).read_text())["commit"] == "unknown"
+
+
+def test_a_record_names_what_the_processor_multiplies_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    one = "model name\t: A Processor\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile amx_bf16_more\n\n"
+    cpuinfo.write_text(f"processor\t: 0\n{one}processor\t: 1\n{one}")
+    monkeypatch.setattr(records, "_CPUINFO", cpuinfo)
+    found = records.describe_machine()
+    assert (found["processor"], found["flags"]) == ("A Processor", ["avx2", "avx512f", "amx_tile", "amx_bf16"])
+
+
+def test_a_machine_that_says_nothing_of_its_processor_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_CPUINFO", tmp_path / "missing")
+    found = records.describe_machine()
+    assert found["processor"]
+    assert found["flags"] == []

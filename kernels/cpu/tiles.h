@@ -1,0 +1,72 @@
+// Matrix tiles: eight of sixteen lines of 64 bytes, which AMX multiplies; in plain C where the library is built for that kind of CPU on another (build.py).
+//
+// Written as instructions and not by the compiler's functions: GCC 12's and 13's do not say which memory a tile is read from, so what was stored there
+// just before may come too late.
+#pragma once
+#include "lanes.h"
+
+#if PER_LANE == 2 && (defined(SOFTWARE_TILES) || (defined(__AMX_TILE__) && defined(__AMX_BF16__)))
+#define MATRIX_TILES 1
+#define TILE_LINES 16
+#define TILE_COLUMNS 32  // in bf16; of fp32, LANES
+
+// Whether the system lets this process use them: it is asked once, when the library is loaded, for all threads and those that are forked (tiles.c).
+extern int has_tiles;
+
+#ifdef SOFTWARE_TILES
+typedef union {
+    bf16 pairs[TILE_LINES][TILE_COLUMNS];
+    float sums[TILE_LINES][LANES];
+} tile_of_software;
+extern __thread tile_of_software software_tiles[8];
+
+INLINE void begin_tiles(void) {}
+INLINE void end_tiles(void) {}
+#define clear_tile(t) memset(&software_tiles[t], 0, sizeof software_tiles[t])
+#define load_tile(t, from, stride) copy_lines(&software_tiles[t], 64, from, stride)
+#define store_tile(t, to, stride) copy_lines(to, stride, &software_tiles[t], 64)
+#define multiply_tiles(t, a, b) multiply_in_software(&software_tiles[t], &software_tiles[a], &software_tiles[b])
+
+INLINE void copy_lines(void *to, long to_stride, const void *from, long from_stride) {
+    for (long i = 0; i < TILE_LINES; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, 64);
+}
+
+// sums[m][n] += the products of a's line m with the pairs of b in lane n: first those of even columns and those of odd ones, each in its order.
+INLINE void multiply_in_software(tile_of_software *sum, const tile_of_software *a, const tile_of_software *b) {
+    for (long m = 0; m < TILE_LINES; m++) {
+        lanes even = all(0), odd = all(0);
+        for (long k = 0; k < TILE_LINES; k++) {
+            const lanes_u32 pairs = (lanes_u32)load_piece(b->pairs[k]);
+            even += all(widen(a->pairs[m][2 * k])) * (lanes)(pairs << 16);
+            odd += all(widen(a->pairs[m][2 * k + 1])) * (lanes)(pairs & 0xffff0000);
+        }
+        store_f32(sum->sums[m], load_f32(sum->sums[m]) + (even + odd));
+    }
+}
+#else
+// Of the thread that calls: the shape of all eight, of which the processor knows nothing before.
+INLINE void begin_tiles(void) {
+    struct {
+        uint8_t palette, start_line, reserved[14];
+        uint16_t line_bytes[16];
+        uint8_t lines[16];
+    } shape = {.palette = 1};
+    for (int t = 0; t < 8; t++) shape.line_bytes[t] = 64, shape.lines[t] = TILE_LINES;
+    if (has_tiles) __asm__ volatile("ldtilecfg %0" ::"m"(shape) : "memory");
+}
+
+// The system need not keep what tiles hold when it stops this thread.
+INLINE void end_tiles(void) {
+    if (has_tiles) __asm__ volatile("tilerelease" ::: "memory");
+}
+
+#define clear_tile(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define load_tile(t, from, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(from), "r"((long)(stride)) : "memory")
+#define store_tile(t, to, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+#define multiply_tiles(t, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
+#endif
+#else
+#define has_tiles 0
+INLINE void begin_tiles(void) {}
+INLINE void end_tiles(void) {}
+#endif
