@@ -1,5 +1,8 @@
-"""Products and attention by matrix tiles: computed in plain C where the processor has none, by the same code around them."""
+"""Products and attention by matrix tiles: computed in plain C where the processor has none, by the same code around them; and as where the system
+refuses them."""
 
+import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +27,10 @@ ROWS = [5, 16, 17, 33, 64, 131, 530]
 pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # the library is compiled
 
 
-@pytest.fixture(scope="module", params=["in plain C", "of the processor"])
-def tiles(request: pytest.FixtureRequest) -> Library:
+@pytest.fixture(scope="module", params=["in plain C", "refused", "of the processor"])
+def tiles(request: pytest.FixtureRequest) -> Iterator[Library]:
     """The library with tiles, which leaves nothing to torch's."""
-    kind = "amx" if request.param == "in plain C" else ""
+    kind = "" if request.param == "of the processor" else "amx"
     if not kind and "amx_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no tiles")
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +41,11 @@ def tiles(request: pytest.FixtureRequest) -> Library:
             pytest.skip(str(error))
     assert BF16 in found.slow, "it is measured which products are oneDNN's"
     found.most_rows[BF16] = UNLIMITED
-    return found
+    has_tiles = ctypes.c_int.in_dll(ctypes.CDLL(str(found.path)), "has_tiles")
+    assert has_tiles.value == 1
+    has_tiles.value = request.param != "refused"
+    yield found
+    has_tiles.value = 1
 
 
 @pytest.fixture(autouse=True)
