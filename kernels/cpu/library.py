@@ -20,6 +20,9 @@ from kernels.cpu.functions import Function
 log = logging.getLogger(__name__)
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_UNMEASURED_ROWS = (
+    24  # of a product, while it is not known what torch's takes: a decode step of so many sequences can be recorded
+)
 
 
 class SamplingFunctions(NamedTuple):
@@ -58,7 +61,7 @@ class Library:
         # of a product, up to which each row of a weight is summed for itself
         self.few_rows = {dtype: functions.number(opened, f"few_rows_{ending}") for dtype, ending in _ENDINGS.items()}
         # rows of a product; those of more are torch's
-        self.most_rows = {dtype: self.few_rows[dtype] if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
+        self.most_rows = {dtype: _UNMEASURED_ROWS if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
         self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)  # of a prompt; attention of those of more is torch's
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
