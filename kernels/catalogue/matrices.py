@@ -236,6 +236,7 @@ INT4_LINEAR = Operation(
     function=int4.int4_linear,
     reference=_product,
     roundings=8,
+    arithmetic=4,
     cases=(
         _int4(1, 48, 128, 128),
         _int4(3, 33, 431, 64, zeros=True, biased=True),

@@ -176,7 +176,9 @@ def test_a_damaged_bundle_is_refused_by_name_and_made_again(
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    # A file on a disk, as this one may be, is registered with no GPU, which says so.
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    (record,) = [record for record in told if record.name != "engine.registered_memory"]
     assert str(kept_at) in record.getMessage()
     assert words in record.getMessage()
     assert load(directory, kept_at, memory).engine.info.mapped
