@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Each number of rows and of tokens that has a tile of its own in some product; few programs and many, a split context and a whole one. Lengths are
 # not compiled in.
-DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (64, 4096), (256, 300))
+DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
 BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of a prompt's last chunks
 _PREFIX = 4000
