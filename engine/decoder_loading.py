@@ -134,14 +134,13 @@ class _PlacedDecoder(NamedTuple):
 
     def _warm_up(self, weights: FilledModel[Model], context_length: int) -> None:
         loading = self.loading
-        if not loading.needs_warm_up(weights, self.layout):
+        if not loading.needs_warm_up(weights):
             return
         # Where nothing is compiled and the pages are there, one token proves as much as a longer prompt, in two thirds of the time.
         is_short = loading.arena.device.type == "cpu" and (weights.is_mapped or weights.pending is not None)
         prompt = loading.warm_up_prompt(1 if is_short else context_length - 1)
         self.group.warm_up(loading.spec.name, prompt, not is_short)
         loading.warm_up(weights.model, self.layout, prompt, with_decode=not is_short)
-        loading.note_computed(self.layout)
         loading.phases.end("warm_up")
 
     def _info(self, context_length: int, weights: FilledModel[Model], drafts: LoadedDrafts | None) -> ModelInfo:

@@ -46,9 +46,8 @@ def _load_encoder(loading: ModelLoading) -> LoadedModel:
     loading.phases.end("fingerprint")
     loaded = loading.load(context_length, layout)
     runner = loading.runner(loaded.model, layout, layout.new_blocks(num_texts, loading.arena.device))
-    if loading.needs_warm_up(loaded, layout):
+    if loading.needs_warm_up(loaded):
         runner.warm_up(loading.warm_up_prompt(context_length))
-        loading.note_computed(layout)
         loading.phases.end("warm_up")
     info = loading.info(context_length, loaded, context_length, num_texts)
     engine = Engine(info, runner, loading.limits(context_length, whole_prompts=True))

@@ -16,18 +16,7 @@ from kernels.warm_up import compile_launches
 log = logging.getLogger(__name__)
 
 
-# In this process, each under what tells it from other computations.
-_ready: set[Hashable] = set()  # whose kernels are in the device's memory
-_computed: set[Hashable] = set()  # that have been made, so that libraries have loaded theirs too
-
-
-def note_computed(computation: Hashable | None) -> None:
-    if computation is not None:
-        _computed.add(computation)
-
-
-def has_computed(computation: Hashable | None) -> bool:
-    return computation in _computed
+_ready: set[Hashable] = set()  # computations whose kernels this process has loaded onto its device
 
 
 class BackgroundWarmUp:
@@ -38,7 +27,7 @@ class BackgroundWarmUp:
         device: torch.device,
         computation: Hashable | None = None,
     ) -> None:
-        """`computation`: what the process remembers to have made ready for; None: nothing."""
+        """`computation`: what tells the kernels from those of other loads; None: nothing does, and no later load finds them ready."""
         self._name = name
         self._make_dry_run = make_dry_run
         self._device = device

@@ -29,7 +29,7 @@ class ModelProcess:
         weights_file, is_standby = options.pop("weights_file", None), options.pop("is_standby", False)
         self._config = HostConfig(**options)
         ready = prepare(self._config, is_standby)
-        self._spec = ModelSpec("bench", directory, "auto", None, weights_file)
+        self._spec = ModelSpec("bench", directory, weights_file=weights_file, is_awaited=True)
         self._memory: Any = None
         self._tiers: Any = None
         self._loaded: Any = None

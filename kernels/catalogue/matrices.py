@@ -51,9 +51,14 @@ def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
     palettes = num_palettes(rows)
     signs_and_exponents = torch.arange(16) % 8 + 0x37 + torch.arange(16) // 8 * 0x80
     place = torch.arange(escapes) * (8 * columns // escapes)
-    one = place // columns << 29 | place % columns << 8 | torch.where(place % 2 == 0, 0x40, 0x20)
+    its_row, its_column = place // columns, place % columns
+    one = its_row << 29 | its_column << 8 | torch.where(place % 2 == 0, 0x40, 0x20)
+    codes = torch.randint(0, 256, (rows, row_bytes(columns)), dtype=torch.uint8)
+    every_row = (torch.arange(palettes)[:, None] * 8 + its_row).flatten()
+    byte, shift = (part.repeat(palettes) for part in _place_of(its_column))
+    codes[every_row, byte] &= ~(15 << shift).to(torch.uint8)  # an escape's own place is the palette's first
     return LosslessWeight(
-        torch.randint(0, 256, (rows, row_bytes(columns)), dtype=torch.uint8),
+        codes,
         signs_and_exponents.to(torch.uint8).expand(palettes, -1).contiguous(),
         (torch.arange(palettes + 1) * escapes).to(torch.int32),
         one.to(torch.int32).repeat(palettes),
@@ -83,11 +88,17 @@ def plain_weight(weight: Weight) -> Tensor:
     return torch.empty_like(values).index_copy_(-1, weight.permutation, values)
 
 
+def _place_of(column: Tensor) -> tuple[Tensor, Tensor]:
+    """-> the bytes of a row that have these columns' places, and from which bit on."""
+    byte = column // 128 * 192 + column % 32 // 8 * 16 + column % 64 // 32 * 8 + column % 8
+    return byte, column % 128 // 64 * 4
+
+
 def _of_bytes(weight: LosslessWeight) -> Tensor:
     rows, columns = weight.shape
     row, column = (torch.arange(n, device=weight.codes.device) for n in (rows, columns))
-    byte = column // 128 * 192 + column % 32 // 8 * 16 + column % 64 // 32 * 8 + column % 8
-    places = weight.codes[:, byte].int() >> column % 128 // 64 * 4 & 15
+    byte, shift = _place_of(column)
+    places = weight.codes[:, byte].int() >> shift & 15
     high = weight.palettes[row[:, None] // 8, places].int()
     group = torch.repeat_interleave(torch.arange(num_palettes(rows), device=byte.device), weight.starts.diff())
     escapes = weight.escapes[: len(group)]

@@ -1,13 +1,17 @@
 """Compiling beside the loading: never in its way."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import engine.warm_up
+from engine.model_loading import ModelLoading
+from engine.protocol import ModelSpec
 from engine.warm_up import BackgroundWarmUp
+from engine.weights.load import FilledModel
 from kernels.warm_up import WarmUp
 
 CUDA = torch.device("cuda")
@@ -41,6 +45,24 @@ def test_what_has_failed_is_made_ready_by_the_next_load(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine.warm_up, "takes_triton", lambda: True)
     BackgroundWarmUp("m", unplannable, CUDA, "x").wait()
     assert not engine.warm_up._ready
+
+
+@pytest.mark.parametrize(
+    ("device", "proved", "awaited", "both"), [("cpu", False, False, False), ("cuda", True, True, False)]
+)
+def test_who_is_waited_for_waits_for_no_proof_twice(device: str, proved: bool, awaited: bool, both: bool) -> None:
+    """On a CPU either spares the warm-up; on a GPU, where it loads kernels too, both do."""
+
+    def needs(is_proved: bool, is_awaited: bool) -> bool:
+        loading: Any = SimpleNamespace(
+            arena=SimpleNamespace(device=torch.device(device)), spec=ModelSpec("m", "/m", is_awaited=is_awaited)
+        )
+        return ModelLoading.needs_warm_up(loading, FilledModel(None, True, None, is_proved=is_proved))  # type: ignore[arg-type]
+
+    assert needs(False, False)
+    assert needs(True, False) is proved
+    assert needs(False, True) is awaited
+    assert needs(True, True) is both
 
 
 def test_a_model_whose_dry_run_fails_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

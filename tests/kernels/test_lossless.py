@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from kernels.activation import clamped_swiglu, silu_and_mul
+from kernels.catalogue.matrices import random_lossless
 from kernels.checks import ArgumentError
 from kernels.lossless import (
     GROUP,
@@ -48,6 +49,15 @@ def test_all_65536_values_come_back() -> None:
         shuffled = plain.flatten()[torch.randperm(plain.numel())].view(plain.shape)
         for weight in (plain, shuffled):
             assert bits(pack_lossless(weight).unpack(torch.bfloat16)) == bits(weight)
+
+
+@pytest.mark.parametrize(("rows", "columns", "escapes"), [(24, 256, 7), (8, 1024, 1), (16, 4096, 32)])
+def test_a_weight_that_a_benchmark_makes_up_is_one_that_packing_makes(rows: int, columns: int, escapes: int) -> None:
+    made_up = random_lossless(rows, columns, escapes)
+    again = replace(made_up, codes=torch.zeros_like(made_up.codes), escapes=torch.zeros_like(made_up.escapes))
+    encode_lossless(made_up.unpack(torch.bfloat16), again)
+    assert torch.equal(again.codes, made_up.codes), "an escape's place is the first of its palette"
+    assert torch.equal(again.escapes, made_up.escapes)
 
 
 @pytest.mark.parametrize("columns", [1, 64, 65, 128, 704, 1030, 2177])
