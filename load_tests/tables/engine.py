@@ -29,7 +29,7 @@ def engines(results: Record) -> Iterable[list[str]]:
             else "-"
             for name in names
         ]
-        others = [row["tokens_per_s"]["median"] for name, row in speeds.items() if name != OURS]
+        others = [row["tokens_per_s"]["median"] for name, row in speeds.items() if not name.startswith(OURS)]
         compared = f"{speeds[OURS]['tokens_per_s']['median'] / max(others):.2f}" if others and OURS in speeds else "-"
         yield [task, *cells, compared]
     yield ["peak memory, GB", *(f"{results['peak_rss_bytes'][name] / 1e9:.2f}" for name in names), ""]
