@@ -208,7 +208,11 @@ PACKED_EXPERTS = Operation(
     function=moe.moe_experts,
     reference=_mixture,
     roundings=8,
-    cases=(_experts(2, 32, 32, 3, 2, storage="mxfp4"),),
+    cases=(
+        _experts(2, 32, 32, 3, 2, storage="mxfp4"),
+        _experts(13, 160, 96, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(30, 96, 160, 4, 2, storage="int4"),
+    ),
     bench=(
         _experts(1, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
         _experts(64, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),

@@ -13,10 +13,12 @@ import triton.language as tl
 
 from kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from kernels.checks import ArgumentError
+from kernels.triton import packed
 from kernels.triton.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
 from kernels.triton.jit import jit
 from kernels.triton.launch import check_launch, dense_rows
 from kernels.triton.linear import Tile
+from kernels.triton.packed import multiply_packed, none
 from kernels.triton.routing import MOST_EXPERTS
 from kernels.triton.tiles import multiply
 from kernels.weight import PLAIN, GatedActivation, Weight
@@ -120,15 +122,7 @@ def _gate_up(
             biases = bias + expert * bias_expert + row
             gate += tl.load(biases, mask=is_row, other=0.0).to(tl.float32)[None, :]
             up += tl.load(biases + intermediate, mask=is_row, other=0.0).to(tl.float32)[None, :]
-        if KIND == 0:
-            value = gate * tl.sigmoid(gate) * up
-        elif KIND == 1:
-            inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
-            value = gate * tl.sigmoid(2.0 * inner) * up
-        else:
-            gate = tl.minimum(gate, limit)
-            up = tl.minimum(tl.maximum(up, -limit), limit)
-            value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+        value = _activated(gate, up, alpha, limit, KIND)
         target = hidden + place.to(tl.int64)[:, None] * hidden_row + row[None, :]
         tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
@@ -157,6 +151,88 @@ def _down(
             sums += tl.load(bias + expert * bias_expert + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
         target = out + pair[:, None] * out_pair + row[None, :]
         tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
+
+
+@jit
+def _activated(gate, up, alpha, limit, KIND: tl.constexpr):
+    if KIND == 0:
+        value = gate * tl.sigmoid(gate) * up
+    elif KIND == 1:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
+        value = gate * tl.sigmoid(2.0 * inner) * up
+    else:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    return value
+
+
+@jit(of_batch=("tiles", "group_tiles"))
+def _gate_up_packed(
+    x, words, scales, zeros, bias, order, table, hidden, magic,
+    x_token, hidden_row, bias_expert, top_k, tiles, intermediate, columns, weight_expert, weight_row, scales_expert, scales_row,
+    group_tiles, alpha, limit,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
+    PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """_gate_up of up to 16 rows an expert with weights of four bits; x in words of two columns."""
+    entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, 16), group_tiles)
+    expert = tl.load(entry).to(tl.int64)
+    if expert >= 0:
+        begin, end, x_at, is_token = tl.load(entry + 1), tl.load(entry + 2), none(), none()
+        for t in tl.static_range(TOKENS // 8):
+            place = begin + t * 8 + tl.arange(0, WARPS * 8)[:, None] % 8
+            x_at += (x + tl.load(order + place, mask=place < end, other=0) // top_k * x_token,)
+            is_token += (place < end,)
+        row = row_tile * 16
+        totals = multiply_packed(
+            x_at, is_token, words + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            (row, intermediate + row), (intermediate - 1, 2 * intermediate - 1), magic, columns, weight_row, scales_row,
+            hidden.dtype.element_ty, FORMAT, HAS_ZEROS, BLOCKS, LATE, PAIRWISE, TOKENS, 2, WARPS, True,
+        )  # fmt: skip
+        row += tl.arange(0, 16)[None, :]
+        for t in tl.static_range(TOKENS // 8):
+            gate, up = tl.trans(totals[t]), tl.trans(totals[TOKENS // 8 + t])
+            if HAS_BIAS:
+                biases = bias + expert * bias_expert + row
+                gate += tl.load(biases, mask=row < intermediate, other=0.0).to(tl.float32)
+                up += tl.load(biases + intermediate, mask=row < intermediate, other=0.0).to(tl.float32)
+            place = begin + t * 8 + tl.arange(0, 8)[:, None]
+            value = _activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
+            mask = (place < end) & (row < intermediate)
+            tl.store(hidden + place.to(tl.int64) * hidden_row + row, value, mask=mask)
+
+
+@jit(of_batch=("tiles", "group_tiles"))
+def _down_packed(
+    hidden, words, scales, zeros, bias, order, table, out, magic,
+    hidden_row, out_pair, bias_expert, tiles, rows, columns, weight_expert, weight_row, scales_expert, scales_row, group_tiles,
+    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
+    PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """_down likewise; hidden in words of two columns."""
+    entry, row_tile = _place(table, tiles, tl.cdiv(rows, 16), group_tiles)
+    expert = tl.load(entry).to(tl.int64)
+    if expert >= 0:
+        begin, end, x_at, is_token = tl.load(entry + 1), tl.load(entry + 2), none(), none()
+        for t in tl.static_range(TOKENS // 8):
+            place = begin + t * 8 + tl.arange(0, WARPS * 8)[:, None] % 8
+            x_at += (hidden + place.to(tl.int64) * hidden_row,)
+            is_token += (place < end,)
+        row = row_tile * 16
+        totals = multiply_packed(
+            x_at, is_token, words + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            (row,), (rows - 1,), magic, columns, weight_row, scales_row,
+            out.dtype.element_ty, FORMAT, HAS_ZEROS, BLOCKS, LATE, PAIRWISE, TOKENS, 1, WARPS, True,
+        )  # fmt: skip
+        row += tl.arange(0, 16)[None, :]
+        for t in tl.static_range(TOKENS // 8):
+            total, place = tl.trans(totals[t]), begin + t * 8 + tl.arange(0, 8)[:, None]
+            if HAS_BIAS:
+                total += tl.load(bias + expert * bias_expert + row, mask=row < rows, other=0.0).to(tl.float32)
+            mask = (place < end) & (row < rows)
+            pair = tl.load(order + place, mask=place < end, other=0)
+            tl.store(out + pair * out_pair + row, total.to(out.dtype.element_ty), mask=mask)
 
 
 @jit
@@ -200,27 +276,49 @@ def moe_experts(
     if not out.numel():
         return out
     pairs = tokens * top_k
-    tile = tile_for(pairs, num_experts, x.dtype, first.format == second.format == PLAIN)
-    order, table = by_expert(expert_ids, num_experts, tile.tokens)
-    tiles = table.shape[0]
     hidden = torch.empty((pairs, intermediate), dtype=x.dtype, device=x.device)
-    _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
-        x, first.weight, first.scales, first.zeros, x if gate_up_bias is None else gate_up_bias, order, table, hidden,
-        x.stride(0), intermediate, 0 if gate_up_bias is None else gate_up_bias.stride(0), top_k, tiles, intermediate, hidden_size,
-        first.weight_expert, first.weight_row, first.scales_expert, first.scales_row, first.row_group, first.column_group,
-        _GROUP_TILES, alpha, limit,
-        KIND=kind, FORMAT=first.format, HAS_ZEROS=first.has_zeros, HAS_BIAS=gate_up_bias is not None,
-        TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
     by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
-    rows = tile.rows * 2  # one product instead of two
-    _down[(tiles * triton.cdiv(second.rows, rows),)](
-        hidden, second.weight, second.scales, second.zeros, x if down_bias is None else down_bias, order, table, by_pair,
-        intermediate, second.rows, 0 if down_bias is None else down_bias.stride(0), tiles, second.rows, intermediate,
-        second.weight_expert, second.weight_row, second.scales_expert, second.scales_row, second.row_group, second.column_group, _GROUP_TILES,
-        FORMAT=second.format, HAS_ZEROS=second.has_zeros, HAS_BIAS=down_bias is not None,
-        TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    biases = (x if gate_up_bias is None else gate_up_bias), (x if down_bias is None else down_bias)
+    bias_experts = tuple(0 if bias is None else bias.stride(0) for bias in (gate_up_bias, down_bias))
+    if pairs <= 16 * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
+        tile_tokens = 8 if pairs <= 4 * num_experts else 16
+        order, table = by_expert(expert_ids, num_experts, tile_tokens)
+        tiles, words = table.shape[0], packed.in_words(x)
+        _gate_up_packed[(tiles * triton.cdiv(intermediate, 16),)](
+            words, first.weight.view(torch.int32), first.scales, first.zeros, biases[0], order, table, hidden, packed.MAGIC[x.dtype],
+            words.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
+            first.weight_expert // 4, first.weight_row // 4, first.scales_expert, first.scales_row, _GROUP_TILES, alpha, limit,
+            KIND=kind, HAS_BIAS=gate_up_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=4,
+            num_warps=4, maxnreg=168, **packed.flags(first),
+        )  # fmt: skip
+        _down_packed[(tiles * triton.cdiv(second.rows, 16),)](
+            packed.in_words(hidden), second.weight.view(torch.int32), second.scales, second.zeros, biases[1], order, table, by_pair,
+            packed.MAGIC[x.dtype], intermediate // 2, second.rows, bias_experts[1], tiles, second.rows, intermediate,
+            second.weight_expert // 4, second.weight_row // 4, second.scales_expert, second.scales_row, _GROUP_TILES,
+            HAS_BIAS=down_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=4,
+            num_warps=4, maxnreg=128, **packed.flags(second),
+        )  # fmt: skip
+    else:
+        tile = tile_for(pairs, num_experts, x.dtype, first.format == second.format == PLAIN)
+        order, table = by_expert(expert_ids, num_experts, tile.tokens)
+        tiles = table.shape[0]
+        _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
+            x, first.weight, first.scales, first.zeros, biases[0], order, table, hidden,
+            x.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
+            first.weight_expert, first.weight_row, first.scales_expert, first.scales_row, first.row_group, first.column_group,
+            _GROUP_TILES, alpha, limit,
+            KIND=kind, FORMAT=first.format, HAS_ZEROS=first.has_zeros, HAS_BIAS=gate_up_bias is not None,
+            TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        rows = tile.rows * 2  # one product instead of two
+        _down[(tiles * triton.cdiv(second.rows, rows),)](
+            hidden, second.weight, second.scales, second.zeros, biases[1], order, table, by_pair,
+            intermediate, second.rows, bias_experts[1], tiles, second.rows, intermediate,
+            second.weight_expert, second.weight_row, second.scales_expert, second.scales_row, second.row_group, second.column_group,
+            _GROUP_TILES,
+            FORMAT=second.format, HAS_ZEROS=second.has_zeros, HAS_BIAS=down_bias is not None,
+            TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     blocks = triton.cdiv(second.rows, 1024)
     _weighted_sum[(tokens * blocks,)](by_pair, weights, out, top_k, second.rows, blocks, BLOCK=1024, num_warps=4)
     return out

@@ -9,7 +9,7 @@ weight is decoded into memory, which cuBLAS reads.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from kernels.triton import linear
 from kernels.triton.jit import jit
 from kernels.triton.launch import num_processors
 from kernels.triton.tiles import e2m1, power_of_two
-from kernels.weight import INT4, Operands
+from kernels.weight import INT4, MXFP4, Operands
 
 if TYPE_CHECKING:
     from kernels.int4 import Int4Weight
@@ -33,7 +33,7 @@ _SCRATCH_BYTES = (
     128 << 20
 )  # of decoded rows; in parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130
 # 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
-_MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
+MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
 _REGISTERS = {(8, 1): 112, (16, 1): 128, (16, 2): 168, (32, 2): 255}
 
@@ -364,7 +364,7 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     """[tokens, rows]; with a strip given, by this: `tune` tries some."""
     tokens, columns = x.shape
     rows = stored.rows
-    if x.dtype not in _MAGIC or not tokens or not rows or not columns:
+    if x.dtype not in MAGIC or not tokens or not rows or not columns:
         return linear.product(x, stored, bias)
     if tokens > MOST_TOKENS:
         is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
@@ -377,13 +377,12 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))
-    words, blocks = _in_words(x), _blocks(stored)
+    words = in_words(x)
     _multiply[(triton.cdiv(rows, 16 * strip.tiles),)](
-        words, stored.weight.view(torch.int32), stored.scales, stored.zeros, out if bias is None else bias, out, _MAGIC[x.dtype],
+        words, stored.weight.view(torch.int32), stored.scales, stored.zeros, out if bias is None else bias, out, MAGIC[x.dtype],
         words.stride(0), rows, tokens, rows, columns, stored.weight_row // 4, stored.scales_row,
-        FORMAT=stored.format, HAS_ZEROS=stored.has_zeros, HAS_BIAS=bias is not None, BLOCKS=blocks, LATE=stored.format == INT4 and blocks % 4 == 0,
-        PAIRWISE=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
-        num_warps=strip.warps, maxnreg=_REGISTERS[strip.tokens, strip.tiles],
+        HAS_BIAS=bias is not None, PAIRWISE=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
+        num_warps=strip.warps, maxnreg=_REGISTERS[strip.tokens, strip.tiles], **flags(stored),
     )  # fmt: skip
     return out
 
@@ -410,7 +409,19 @@ def _blocks(stored: Operands) -> int:
     return 0 if stored.column_group > stored.columns else stored.column_group // _BLOCK
 
 
-def _in_words(x: torch.Tensor) -> torch.Tensor:
+def takes(x: torch.Tensor, stored: Operands) -> bool:
+    """Tell whether `multiply_packed` does, as it is; `in_words` makes others such."""
+    return x.dtype in MAGIC and stored.format in (INT4, MXFP4) and stored.columns % _BLOCK == 0
+
+
+def flags(stored: Operands) -> dict[str, Any]:
+    """Return the constants of a weight that `multiply_packed` is compiled for."""
+    blocks = _blocks(stored)
+    late = stored.format == INT4 and blocks % 4 == 0
+    return {"FORMAT": stored.format, "HAS_ZEROS": stored.has_zeros, "BLOCKS": blocks, "LATE": late}
+
+
+def in_words(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, words of two columns], whole blocks of them."""
     if x.shape[1] % _BLOCK or x.stride(0) % 2 or x.storage_offset() % 2:
         x = F.pad(x, (0, -x.shape[1] % _BLOCK))

@@ -62,12 +62,21 @@ def assert_nothing_moves(ptx, name):
     loop = ptx[ptx.index("ld.global"):ptx.rindex("mma.sync")]
     assert "bar.sync" not in loop and "shared" not in loop and "shfl" not in loop, f"{name}: a value changes its thread"
 
+def experts_of_few(name, tokens, blocks):
+    number, types = FORMATS[name]
+    shared = dict(HAS_BIAS=True, FORMAT=number, HAS_ZEROS=name == "int4", BLOCKS=blocks, LATE=blocks % 4 == 0, PAIRWISE=True, TOKENS=tokens, WARPS=4)
+    yield compile(moe._gate_up_packed, {**types, "x": "*i32"}, KIND=0, **shared)
+    yield compile(moe._down_packed, {**types, "hidden": "*i32"}, **shared)
+
 WIDE = re.compile(r"cp[.]async[.]c[ag][.]shared[.]global [^;]*, 0x10[ ,;]")
 assert WIDE.search(product("plain", 1)), "a weight is fetched ahead, 16 bytes at a time"
 for name, tokens, blocks, has_zeros in (
     ("int4", 1, 4, False), ("int4", 16, 0, True), ("int4", 32, 4, False), ("int4", 8, 2, True), ("mxfp4", 1, 1, False), ("mxfp4", 9, 1, False),
 ):
     assert_nothing_moves(few_rows(name, tokens, blocks, has_zeros), name)
+for name, tokens, blocks in (("int4", 8, 4), ("mxfp4", 16, 1)):
+    for ptx in experts_of_few(name, tokens, blocks):
+        assert_nothing_moves(ptx, f"experts in {name}")
 for name in ("int4", "mxfp4"):
     ptx = compile(packed._unpack, {**FORMATS[name][1], "out": "*i64"}, FORMAT=FORMATS[name][0], HAS_ZEROS=name == "int4", BLOCKS=1,
                   TYPE=tl.bfloat16, ROWS=8, WORDS=128)
