@@ -26,6 +26,7 @@ from kernels.weight import PLAIN, GatedActivation, Weight
 _MOST_COMPARED = (
     4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
 )
+_WARPS = 4  # that share rows of a weight of four bits
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -288,15 +289,15 @@ def moe_experts(
             words, first.weight.view(torch.int32), first.scales, first.zeros, biases[0], order, table, hidden, packed.MAGIC[x.dtype],
             words.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
             first.weight_expert // 4, first.weight_row // 4, first.scales_expert, first.scales_row, _GROUP_TILES, alpha, limit,
-            KIND=kind, HAS_BIAS=gate_up_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=4,
-            num_warps=4, maxnreg=168, **packed.flags(first),
+            KIND=kind, HAS_BIAS=gate_up_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=_WARPS,
+            num_warps=_WARPS, maxnreg=packed.REGISTERS[tile_tokens, 2], **packed.flags(first),
         )  # fmt: skip
         _down_packed[(tiles * triton.cdiv(second.rows, 16),)](
             packed.in_words(hidden), second.weight.view(torch.int32), second.scales, second.zeros, biases[1], order, table, by_pair,
             packed.MAGIC[x.dtype], intermediate // 2, second.rows, bias_experts[1], tiles, second.rows, intermediate,
             second.weight_expert // 4, second.weight_row // 4, second.scales_expert, second.scales_row, _GROUP_TILES,
-            HAS_BIAS=down_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=4,
-            num_warps=4, maxnreg=128, **packed.flags(second),
+            HAS_BIAS=down_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=_WARPS,
+            num_warps=_WARPS, maxnreg=packed.REGISTERS[tile_tokens, 1], **packed.flags(second),
         )  # fmt: skip
     else:
         tile = tile_for(pairs, num_experts, x.dtype, first.format == second.format == PLAIN)

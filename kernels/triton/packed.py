@@ -35,7 +35,7 @@ _SCRATCH_BYTES = (
 # 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
-_REGISTERS = {(8, 1): 112, (16, 1): 128, (16, 2): 168, (32, 2): 255}
+REGISTERS = {(8, 1): 112, (8, 2): 168, (16, 1): 128, (16, 2): 168, (32, 2): 255}
 
 
 class Strip(NamedTuple):
@@ -382,7 +382,7 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
         words, stored.weight.view(torch.int32), stored.scales, stored.zeros, out if bias is None else bias, out, MAGIC[x.dtype],
         words.stride(0), rows, tokens, rows, columns, stored.weight_row // 4, stored.scales_row,
         HAS_BIAS=bias is not None, PAIRWISE=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
-        num_warps=strip.warps, maxnreg=_REGISTERS[strip.tokens, strip.tiles], **flags(stored),
+        num_warps=strip.warps, maxnreg=REGISTERS[strip.tokens, strip.tiles], **flags(stored),
     )  # fmt: skip
     return out
 

@@ -100,4 +100,4 @@ def test_a_program_fits_a_processors_registers(rows: int) -> None:
     assert all(tokens <= strip.tokens for tokens, strip in strips.items())
     assert len({strip.warps for strip in strips.values()}) == 1, "the order of sums depends on no tokens"
     for strip in strips.values():
-        assert 32 * strip.warps * packed._REGISTERS[strip.tokens, strip.tiles] <= 65536
+        assert 32 * strip.warps * packed.REGISTERS[strip.tokens, strip.tiles] <= 65536
