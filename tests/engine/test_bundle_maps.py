@@ -1,5 +1,6 @@
 """Maps of bundles in memory: kept while models sleep, registered with a device, let go when their files are."""
 
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -8,13 +9,21 @@ from typing import ClassVar
 import pytest
 import torch
 
+from engine.kv_memory import make_kv_memory
+from engine.loading import load_model
+from engine.prewarming import prewarm
+from engine.protocol import HostConfig, ModelSpec
 from engine.weights import bundle_maps
 from engine.weights.bundle import lay_out
 from engine.weights.bundle_file import BundleFile
-from engine.weights.bundle_maps import copy_registered, drop_removed_maps, register
+from engine.weights.bundle_maps import copy_registered, drop_removed_maps, register, wait_registered
+from tests.checkpoints import write_llama
+from tests.engine.driver import one, random_prompt, submit
 from tests.engine.test_bundles import FACTS, IDENTITY, WANTED, write
 
 CPU = torch.device("cpu")
+CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)
+REQUEST = submit("a", random_prompt(30, seed=3), max_tokens=3)
 
 
 class FakeRegistered:
@@ -42,7 +51,7 @@ class FakeRegistered:
         self.is_closed = True
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[FakeRegistered]:
     monkeypatch.setattr(bundle_maps, "_maps", {})
     monkeypatch.setattr(bundle_maps, "RegisteredMemory", FakeRegistered)
@@ -130,3 +139,28 @@ def test_a_file_that_may_not_be_written_to_is_not_registered(
         register(file, CPU)
         assert not registered
         assert not copy_registered(file, empty_like(written), CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels and memory")
+def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_llama(tmp_path / "model")
+    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # of a file on a disk a GPU reads nothing by itself
+    spec = ModelSpec("tiny", str(tmp_path / "model"), weights_file=str(weights), is_awaited=True)
+    memory = make_kv_memory(CONFIG)
+    first = load_model(spec, CONFIG, memory)
+    expected = one(first.engine, REQUEST)
+    first.close()
+    prewarm(spec, CONFIG)
+    assert wait_registered(30)
+    monkeypatch.setattr("engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
+    again = load_model(spec, CONFIG, memory)
+    assert "warm_up" not in dict(again.engine.info.load_phases), "its first prompt proves as much"
+    assert one(again.engine, REQUEST).logprobs == expected.logprobs
+    again.close()
+    weights.unlink()
+
+
+def _none(jobs: object) -> None:
+    assert not jobs, "weights are read that the device reaches by itself"

@@ -6,20 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine import prewarming
 from engine.in_process_client import InProcessEngineClient
-from engine.kv_memory import make_kv_memory
-from engine.loading import load_model
 from engine.prewarming import prewarm
 from engine.protocol import HostConfig, ModelSpec
-from engine.weights.bundle_maps import wait_registered
 from tests.checkpoints import write_llama
-from tests.engine.driver import one, random_prompt, submit
 
 CONFIG = HostConfig(threads=1, kv_bytes=1 << 20)
-REQUEST = submit("a", random_prompt(30, seed=3), max_tokens=3)
 
 
 @pytest.mark.cpu_only
@@ -63,28 +57,3 @@ async def test_a_host_of_an_earlier_version_is_not_told() -> None:
 @pytest.mark.cpu_only
 def test_on_a_cpu_there_is_nothing_to_do() -> None:
     prewarm(ModelSpec("tiny", "/nowhere"), CONFIG)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels and memory")
-def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_llama(tmp_path / "model")
-    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # of a file on a disk a GPU reads nothing by itself
-    spec = ModelSpec("tiny", str(tmp_path / "model"), weights_file=str(weights), is_awaited=True)
-    memory = make_kv_memory(CONFIG)
-    first = load_model(spec, CONFIG, memory)
-    expected = one(first.engine, REQUEST)
-    first.close()
-    prewarm(spec, CONFIG)
-    assert wait_registered(30)
-    monkeypatch.setattr("engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
-    again = load_model(spec, CONFIG, memory)
-    assert "warm_up" not in dict(again.engine.info.load_phases), "its first prompt proves as much"
-    assert one(again.engine, REQUEST).logprobs == expected.logprobs
-    again.close()
-    weights.unlink()
-
-
-def _none(jobs: object) -> None:
-    assert not jobs, "weights are read that the device reaches by itself"
