@@ -116,7 +116,7 @@ def _keep(one: _Map) -> None:
         _maps[number] = one
         dropped = [_maps.pop(next(iter(_maps))) for _ in range(len(_maps) - _MOST_MAPS)]
     for other in (*dropped, before):
-        if other is not None and other is not one:
+        if other is not None:
             other.close()
 
 

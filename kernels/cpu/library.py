@@ -20,9 +20,8 @@ from kernels.cpu.functions import Function
 log = logging.getLogger(__name__)
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_UNMEASURED_ROWS = (
-    24  # of a product, while it is not known what torch's takes: a decode step of so many sequences can be recorded
-)
+# Rows of a product that are ours while it is not known what torch's takes: a decode step of so many sequences can be recorded.
+_UNMEASURED_ROWS = 24
 
 
 class SamplingFunctions(NamedTuple):

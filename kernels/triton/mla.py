@@ -189,19 +189,8 @@ def _launch(
     assert q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1, "vectors must be contiguous"
     if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
         hopper_mla.attend(
-            programs,
-            q_latent,
-            q_rotary,
-            cache,
-            block_tables,
-            starts,
-            context_lens,
-            splits,
-            scale,
-            seqs,
-            tiles,
-            is_prefill,
-        )
+            programs, q_latent, q_rotary, cache, block_tables, starts, context_lens, splits, scale, seqs, tiles, is_prefill
+        )  # fmt: skip
         return
     _attend[(programs,)](
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,

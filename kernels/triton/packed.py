@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 MOST_TOKENS = 32
 _BLOCK = 32  # columns
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_SCRATCH_BYTES = (
-    128 << 20
-)  # of decoded rows; in parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130
+# Of decoded rows. In parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130.
+_SCRATCH_BYTES = 128 << 20
 # 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
@@ -361,19 +360,14 @@ def mxfp4_linear(x: torch.Tensor, weight: "Mxfp4Weight", bias: torch.Tensor | No
 
 
 def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip: Strip | None = None) -> torch.Tensor:
-    """[tokens, rows]; with a strip given, by this: `tune` tries some."""
+    """[tokens, rows]; with a strip given, by this, as tests try some."""
     tokens, columns = x.shape
     rows = stored.rows
-    if x.dtype not in MAGIC or not tokens or not rows or not columns:
+    is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
+    if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
     if tokens > MOST_TOKENS:
-        is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
-        decode = partial(_decode, stored)
-        return (
-            linear.through_memory(x, rows, bias, decode, _SCRATCH_BYTES)
-            if is_whole
-            else linear.product(x, stored, bias)
-        )
+        return linear.through_memory(x, rows, bias, partial(_decode, stored), _SCRATCH_BYTES)
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))

@@ -23,6 +23,7 @@ from engine.protocol import (
     ModelReady,
     ModelSpec,
     ModelUnloaded,
+    PrewarmModel,
     SamplingParams,
     Shutdown,
     StepOutput,
@@ -37,6 +38,7 @@ COMMANDS: list[Command] = [
     Submit("s2", "ember", (1, 2), SamplingParams(5, repetition_penalty=1.1, logit_bias=((3, -1.5),)), num_delivered_tokens=1),
     Submit("s3", "minnow", (1, 2), SamplingParams(1), pooling="mean"),
     Abort("s1"), LoadModel(ModelSpec("ember", "/m", kv_tokens=64)), UnloadModel("ember"), Shutdown(),
+    PrewarmModel(ModelSpec("ember", "/m", weights_file="/w")),
 ]  # fmt: skip
 EVENTS: list[Event] = [
     StepOutput(
