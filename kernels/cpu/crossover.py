@@ -66,11 +66,11 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 
-def crossover(counts: Sequence[int], ours_s: Callable[[int], float], torchs_s: Callable[[int], float]) -> int:
-    """Return the most of `counts` rows up to which torch's gains too little, by functions that say what so many rows take."""
+def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
+    """Return the most of `counts` rows up to which torch's gains too little, by a function that says how many times as long ours take."""
     most = 0
     for rows in counts:
-        if ours_s(rows) > _LEAST_GAIN * torchs_s(rows):
+        if torchs_gain(rows) > _LEAST_GAIN:
             return most
         most = rows
     return UNLIMITED
@@ -79,10 +79,9 @@ def crossover(counts: Sequence[int], ours_s: Callable[[int], float], torchs_s: C
 @torch.inference_mode()
 def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
     for dtype in dtypes:
-        rows_s = partial(_product_s, torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype))
-        into.rows[dtype] = crossover(_ROWS, partial(rows_s, ours), partial(rows_s, torchs))
-        queries_s = partial(_attention_s, dtype)
-        into.queries[dtype] = crossover(_QUERIES, partial(queries_s, ours), partial(queries_s, torchs))
+        weight = torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype)
+        into.rows[dtype] = crossover(_ROWS, partial(_gain_in_product, ours, torchs, weight))
+        into.queries[dtype] = crossover(_QUERIES, partial(_gain_in_attention, ours, torchs, dtype))
         log.info(
             "in %s the CPU library computes products of up to %d rows and attention of up to %d tokens of a prompt, by measurement",
             dtype, into.rows[dtype], into.queries[dtype],
@@ -96,28 +95,32 @@ def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms
         unfinished.replace(file)
 
 
-def _product_s(weight: torch.Tensor, forms: Forms, rows: int) -> float:
+def _gain_in_product(ours: Forms, torchs: Forms, weight: torch.Tensor, rows: int) -> float:
     x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
-    return _least_s(lambda: forms.product(x, weight))
+    return _gain(lambda: ours.product(x, weight), lambda: torchs.product(x, weight))
 
 
-def _attention_s(dtype: torch.dtype, forms: Forms, queries: int) -> float:
+def _gain_in_attention(ours: Forms, torchs: Forms, dtype: torch.dtype, queries: int) -> float:
     blocks = _CONTEXT // _BLOCK_SIZE
     q = torch.ones(queries, _HEADS, _HEAD_DIM, dtype=dtype)
     k, v = torch.ones(2, blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, dtype=dtype)
     starts, contexts = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, queries], [_CONTEXT]))
     batch = VarlenBatch(torch.arange(blocks)[None], starts, contexts, (queries,), (_CONTEXT,))
     rule = AttentionRule(scale=_HEAD_DIM**-0.5)
-    return _least_s(lambda: forms.attention(q, k, v, batch, rule))
+    return _gain(lambda: ours.attention(q, k, v, batch, rule), lambda: torchs.attention(q, k, v, batch, rule))
 
 
-def _least_s(work: Callable[[], object]) -> float:
-    took = []
-    for _ in range(_TIMES):
-        began = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - began)
-    return min(took)
+def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
+    """In turns, and of each the least, so that what else the machine does for a while is no reason to choose either."""
+    took = [(_duration_s(ours), _duration_s(torchs)) for _ in range(_TIMES)]
+    ours_s, torchs_s = map(min, zip(*took, strict=True))
+    return ours_s / torchs_s
+
+
+def _duration_s(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _circumstances() -> list[Any]:

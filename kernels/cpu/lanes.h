@@ -202,18 +202,42 @@ INLINE void transpose(const float *from, long from_stride, float *to, long to_st
 #endif
 }
 
-// to[i][j] = rows[j][column + i], for LANES columns and PER_LANE rows.
-INLINE void pack_rows(const scalar *const *rows, long column, packed *to) {
+// to[i][j] = from[j][i], for LANES lines i and LANES * PER_LANE columns j.
+INLINE void transpose_packed(const packed *from, long from_stride, packed *to, long to_stride) {
 #if PER_LANE == 2
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[0] + column)));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(rows[1] + column)));
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    __m512i a[16], turned[16];
+    for (int i = 0; i < 16; i++, from += 2 * from_stride) {
+        const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + from_stride)));
+        a[i] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    }
+    transpose_16(a, turned);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * to_stride, turned[i]);
 #else
-    store_f32(to, load(rows[0] + column));
+    transpose(from, from_stride, to, to_stride);
 #endif
 }
 
-INLINE float first_of(lanes v) { return v[0]; }
+// to[lane][j] = v[j][lane], for PER_LANE vectors j.
+INLINE void store_together(packed *to, const lanes *v) {
+#if PER_LANE == 2
+    static const uint16_t neighbours[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)v[1], (__m512)v[0]);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_loadu_si512(neighbours), halves));
+#else
+    store_f32(to, v[0]);
+#endif
+}
+
+INLINE int are_all(lanes v, float x) {
+#ifdef WIDE
+    return _mm512_cmpneq_ps_mask((__m512)v, _mm512_set1_ps(x)) == 0;
+#else
+    int are = 1;
+    for (int i = 0; i < LANES; i++) are &= v[i] == x;
+    return are;
+#endif
+}
 
 // The lanes begin .. end of v, minus infinity in the others.
 INLINE lanes only_between(lanes v, long begin, long end) {
@@ -289,6 +313,31 @@ INLINE lanes exp_polynomial(lanes r) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     return p * r * r + r + 1.0f;
+}
+
+// 2^x to 3 ulp for x up to 127; of less than -126 it is 2^-126; a NaN stays one. The coefficients, for what is left of x above a whole number, make the
+// largest relative error least, 1e-7.
+INLINE lanes exp2_of(lanes x) {
+#ifdef WIDE  // of a NaN and a number, the maximum is its second operand
+    const lanes bounded = (lanes)_mm512_max_ps(_mm512_set1_ps(-126.0f), (__m512)x);
+    const lanes r = (lanes)_mm512_reduce_ps((__m512)bounded, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+    const lanes_i32 is_low = x < all(-126.0f);
+    const lanes bounded = (lanes)(((lanes_i32)x & ~is_low) | ((lanes_i32)all(-126.0f) & is_low));
+    const lanes nearest = (bounded + 12582912.0f) - 12582912.0f;  // whole number
+    const lanes n = nearest - (lanes)((lanes_i32)all(1.0f) & (nearest > bounded)), r = bounded - n;
+#endif
+    lanes p = all(1.8671300926e-3f);
+    p = p * r + 9.0170302738e-3f;
+    p = p * r + 5.5799913139e-2f;
+    p = p * r + 2.4016445015e-1f;
+    p = p * r + 6.9315131181e-1f;
+    p = p * r + 1.0f;
+#ifdef WIDE
+    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)bounded);
+#else
+    return p * (lanes)((__builtin_convertvector(n, lanes_i32) + 127) << 23);
+#endif
 }
 
 // e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinite above 88.7; a NaN stays one.

@@ -20,3 +20,15 @@ INLINE void pack(const scalar *const *rows, long columns, packed *to, long line)
     }
     pack_square(ends, 0, to + k / PER_LANE * line, line);
 }
+
+// to[i] = row[i], zeros behind the last column up to `line`.
+INLINE void copy_packed(const scalar *row, long columns, long line, packed *to) {
+    long i = 0;
+#if PER_LANE == 2
+    for (; i + SQUARE <= columns; i += SQUARE) memcpy(to + i, row + i, SQUARE * sizeof *to);
+#else
+    for (; i + LANES <= columns; i += LANES) store_f32(to + i, load(row + i));
+#endif
+    for (; i < columns; i++) to[i] = to_packed(row[i]);
+    for (; i < line; i++) to[i] = 0;
+}

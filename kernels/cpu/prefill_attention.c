@@ -1,113 +1,104 @@
-// Causal attention of prompt chunks over the paged cache: both products go through packed tiles of 64 keys and their values, so that a multiply-add
-// serves a whole vector of keys and nothing is summed across lanes.
+// Causal attention of prompt chunks over the paged cache. Queries lie side by side in a vector's lanes: the largest score, the weights' sum and what
+// earlier tiles are multiplied by are whole vectors, nothing is summed or compared across lanes, and keys are multiplied as the cache has them.
 //
-// A thread takes some 64 rows (the queries of one key-value head, several tokens of them) through all tiles they may look at. Tiles are counted from
-// position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
+// A thread takes some rows (the queries of one key-value head, several tokens of them) through tiles of keys and values, of which it makes copies.
+// Tiles are counted from position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
 #include "fp8.h"
+#include "packing.h"
 #include "tiles.h"
 
-#define KEYS 64  // of a tile
-#define ROWS 128 // that share a tile, about
-#define ROW_TILE (LANES == 16 ? 4 : 2)
-#define VECTORS 4
+#define KEYS 128                      // of a tile
+#define VECTORS 2                     // of rows that meet a tile together, so that all they need stays in the first-level cache
+#define PANEL (VECTORS * LANES)       // their lanes
+#define SUMS (LANES == 16 ? 16 : 8)  // that stay in registers
+#define LOG2_E 1.44269504f
+#define PIECE_FLOATS (64 << 10)       // sums of a piece
+#define PIECES_PER_THREAD 4
+#define LEAST_ROWS 128
 
-// sums[m][n] = factors[m] * sums[m][n] + a[m] . b[n]; a [rows][depth], b [depth / PER_LANE][vectors of keys or values].
-INLINE void tile(const int rows, const int vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth, const float *factors,
-                 float *sums, long sums_stride) {
-    lanes sum[ROW_TILE * VECTORS];
+// sums[m][n] = factors[n] * sums[m][n] + a[m] . b[n]: a [rows][depth], b [depth / PER_LANE][PANEL][PER_LANE], sums [rows][PANEL], of the panel's first
+// vectors. Without factors sums are written only.
+INLINE void tile(const int rows, const int vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
+    lanes sum[SUMS];
     for (int m = 0; m < rows; m++)
         for (int n = 0; n < vectors; n++)
-            sum[m * vectors + n] = factors ? factors[m] * load_f32(sums + m * sums_stride + n * LANES) : all(0);
-    for (long k = 0; k < depth; k += PER_LANE, b += b_stride) {
+            sum[m * vectors + n] = factors ? load_f32(factors + n * LANES) * load_f32(sums + m * PANEL + n * LANES) : all(0);
+    for (long k = 0; k < depth; k += PER_LANE, b += PANEL * PER_LANE) {
         piece columns[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (int n = 0; n < vectors; n++) columns[n] = load_packed(b + n * LANES * PER_LANE);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int m = 0; m < rows; m++) {
-            piece row = repeated(a + m * a_stride + k);
-#pragma GCC unroll 4
+            const piece row = repeated(a + m * a_stride + k);
+#pragma GCC unroll 2
             for (int n = 0; n < vectors; n++) sum[m * vectors + n] = multiply_add(sum[m * vectors + n], columns[n], row);
         }
     }
     for (int m = 0; m < rows; m++)
-        for (int n = 0; n < vectors; n++) store_f32(sums + m * sums_stride + n * LANES, sum[m * vectors + n]);
+        for (int n = 0; n < vectors; n++) store_f32(sums + m * PANEL + n * LANES, sum[m * vectors + n]);
 }
 
 #ifdef MATRIX_TILES
-#define ROWS_TOGETHER (has_tiles ? TILE_LINES : ROW_TILE)
-#define DEPTH_STEP TILE_COLUMNS
-
-// Sixteen rows times `count` vectors of b, as `multiply` has them, whose sums stay in tiles.
-INLINE void block(const int count, const packed *a, long a_stride, const packed *b, long b_stride, long depth, int goes_on, float *sums,
-                  long sums_stride) {
-    const long a_bytes = a_stride * sizeof *a, b_bytes = b_stride * sizeof *b, sums_bytes = sums_stride * sizeof *sums;
+// The same by tiles, whose sums stay in them: of sixteen rows or 32 and of one vector or two.
+INLINE void block(const int bands, const int vectors, const packed *a, long a_stride, const packed *b, long depth, int goes_on, float *sums) {
+    const long a_bytes = a_stride * sizeof *a, b_bytes = PANEL * PER_LANE * sizeof *b, sums_bytes = PANEL * sizeof *sums;
+    float *lower = sums + TILE_LINES * PANEL;
     if (goes_on) {
         load_tile(0, sums, sums_bytes);
-        if (count > 1) load_tile(1, sums + LANES, sums_bytes);
-        if (count > 2) load_tile(2, sums + 2 * LANES, sums_bytes);
-        if (count > 3) load_tile(3, sums + 3 * LANES, sums_bytes);
+        if (vectors > 1) load_tile(1, sums + LANES, sums_bytes);
+        if (bands > 1) load_tile(2, lower, sums_bytes);
+        if (bands > 1 && vectors > 1) load_tile(3, lower + LANES, sums_bytes);
     } else {
         clear_tile(0);
         clear_tile(1);
         clear_tile(2);
         clear_tile(3);
     }
-    for (long k = 0; k < depth; k += TILE_COLUMNS, a += TILE_COLUMNS, b += TILE_LINES * b_stride) {
+    for (long k = 0; k < depth; k += TILE_COLUMNS, a += TILE_COLUMNS, b += TILE_LINES * PANEL * PER_LANE) {
         load_tile(4, a, a_bytes);
-        load_tile(5, b, b_bytes);
-        multiply_tiles(0, 4, 5);
-        if (count > 1) load_tile(6, b + LANES * PER_LANE, b_bytes);
-        if (count > 1) multiply_tiles(1, 4, 6);
-        if (count > 2) load_tile(7, b + 2 * LANES * PER_LANE, b_bytes);
-        if (count > 2) multiply_tiles(2, 4, 7);
-        if (count > 3) load_tile(5, b + 3 * LANES * PER_LANE, b_bytes);
-        if (count > 3) multiply_tiles(3, 4, 5);
+        load_tile(6, b, b_bytes);
+        multiply_tiles(0, 4, 6);
+        if (vectors > 1) load_tile(7, b + LANES * PER_LANE, b_bytes);
+        if (vectors > 1) multiply_tiles(1, 4, 7);
+        if (bands > 1) load_tile(5, a + TILE_LINES * a_stride, a_bytes);
+        if (bands > 1) multiply_tiles(2, 5, 6);
+        if (bands > 1 && vectors > 1) multiply_tiles(3, 5, 7);
     }
     store_tile(0, sums, sums_bytes);
-    if (count > 1) store_tile(1, sums + LANES, sums_bytes);
-    if (count > 2) store_tile(2, sums + 2 * LANES, sums_bytes);
-    if (count > 3) store_tile(3, sums + 3 * LANES, sums_bytes);
+    if (vectors > 1) store_tile(1, sums + LANES, sums_bytes);
+    if (bands > 1) store_tile(2, lower, sums_bytes);
+    if (bands > 1 && vectors > 1) store_tile(3, lower + LANES, sums_bytes);
 }
 
-// As `multiply`, by tiles: of sixteen rows, of which those behind `rows` are not used.
-static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth,
-                              const float *factors, float *sums, long sums_stride) {
-    for (long m = 0; factors && m < rows; m++)
-        for (long n = 0; n < vectors && factors[m] != 1; n++)
-            store_f32(sums + m * sums_stride + n * LANES, factors[m] * load_f32(sums + m * sums_stride + n * LANES));
-#define BLOCK(count) block(count, a, a_stride, b + n * LANES * PER_LANE, b_stride, depth, factors != NULL, sums + n * LANES, sums_stride)
-    long n = 0;
-    for (; n + 4 <= vectors; n += 4) BLOCK(4);
-    if (vectors - n == 3) BLOCK(3);
-    else if (vectors - n == 2) BLOCK(2);
-    else if (vectors - n == 1) BLOCK(1);
+static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
+    for (long n = 0; factors && n < vectors; n++) {
+        const lanes factor = load_f32(factors + n * LANES);
+        for (long m = 0; m < rows && !are_all(factor, 1); m++) store_f32(sums + m * PANEL + n * LANES, factor * load_f32(sums + m * PANEL + n * LANES));
+    }
+    for (long m = 0; m < rows; m += 2 * TILE_LINES, a += 2 * TILE_LINES * a_stride, sums += 2 * TILE_LINES * PANEL) {
+#define BLOCK(bands, count) block(bands, count, a, a_stride, b, depth, factors != NULL, sums)
+        if (rows - m > TILE_LINES && vectors > 1) BLOCK(2, 2);
+        else if (rows - m > TILE_LINES) BLOCK(2, 1);
+        else if (vectors > 1) BLOCK(1, 2);
+        else BLOCK(1, 1);
 #undef BLOCK
+    }
 }
-#else
-#define ROWS_TOGETHER ROW_TILE
-#define DEPTH_STEP PER_LANE
 #endif
 
-static void multiply(long rows, long vectors, const packed *a, long a_stride, const packed *b, long b_stride, long depth, const float *factors,
-                     float *sums, long sums_stride) {
+// As `tile`, of whole SUMS of rows; where there are matrix tiles, of a depth of whole TILE_COLUMNS.
+static void multiply(long rows, long vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
 #ifdef MATRIX_TILES
     if (has_tiles) {
-        multiply_by_tiles(rows, vectors, a, a_stride, b, b_stride, depth, factors, sums, sums_stride);
+        multiply_by_tiles(rows, vectors, a, a_stride, b, depth, factors, sums);
         return;
     }
 #endif
-    long n = 0;
-#define TILE(m, v) tile(m, v, a, a_stride, b + n * LANES * PER_LANE, b_stride, depth, factors, sums + n * LANES, sums_stride)
-    if (rows == ROW_TILE) {
-        for (; n + VECTORS <= vectors; n += VECTORS) TILE(ROW_TILE, VECTORS);
-        for (; n < vectors; n++) TILE(ROW_TILE, 1);
-        return;
-    }
-    for (long m = 0; m < rows; m++, a += a_stride, sums += sums_stride, factors += factors != NULL) {
-        for (n = 0; n + VECTORS <= vectors; n += VECTORS) TILE(1, VECTORS);
-        for (; n < vectors; n++) TILE(1, 1);
-    }
-#undef TILE
+#define TILES(count, together) \
+    for (long m = 0; m < rows; m += together) tile(together, count, a + m * a_stride, a_stride, b, depth, factors, sums + m * PANEL)
+    if (vectors > 1) TILES(2, SUMS / 2);
+    else TILES(1, SUMS);
+#undef TILES
 }
 
 typedef struct {
@@ -122,144 +113,168 @@ typedef struct {
     float scale;
 } arguments;
 
-// Of one thread's work, in its own memory; rows are (token, head of the group), tokens first.
+// The rows (token, head of the group), tokens first, of one key-value head.
 typedef struct {
-    packed *q, *k, *v, *weights;         // [rows][depth], [depth / PER_LANE][KEYS], [KEYS / PER_LANE][width], [rows][KEYS]
-    float *scores, *sums, *most, *total;  // [rows][KEYS], [rows][width], [rows], [rows]
-    long rows, depth, width;             // head_dim in whole DEPTH_STEPs, and in whole vectors
-} workspace;
+    const arguments *g;
+    const int64_t *table;
+    long kv_head, group, rows, position;  // of the first token
+    long begin, end;                      // of the positions that any of them sees
+} chunk;
 
-// Where the keys or values of a tile lie, those of FP8 in `widened`; NULL for those before `begin` and from `end` on, which no query sees.
-static void find_rows(const arguments *g, const void *cache, const int64_t *table, long kv_head, long first, long begin, long end, scalar *widened,
-                      const scalar **rows) {
-    for (long t = 0; t < KEYS; t++) {
-        const long token = first + t;
-        if (token < begin || token >= end) {
-            rows[t] = NULL;
+// Up to where a row sees.
+INLINE long seen_by(const chunk *c, long row) { return c->position + row / c->group + 1; }
+
+INLINE const void *row_of(const chunk *c, const void *cache, int32_t token) {
+    const arguments *g = c->g;
+    const int32_t block_size = g->block_size;  // dividing 64 bits takes as long as copying the row
+    const long at = c->table[token / block_size] * g->block_stride + token % block_size * g->token_stride + c->kv_head * g->head_stride;
+    return (const char *)cache + at * (g->kv_scales ? 1 : (long)sizeof(scalar));
+}
+
+// Keys or values of a tile, [KEYS][stride]: zeros behind each, and in place of those that no row sees. Those of the next tile are fetched meanwhile.
+static void gather(const chunk *c, const void *cache, long first, packed *to, long stride) {
+    const arguments *g = c->g;
+    const long bytes = g->head_dim * (g->kv_scales ? 1 : sizeof(scalar));
+    scalar widened[g->kv_scales ? g->head_dim : 1];
+    for (long token = first; token < first + KEYS; token++, to += stride) {
+        if (token + KEYS < c->end) {
+            const char *next = row_of(c, cache, token + KEYS);
+            for (long i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+        }
+        if (token < c->begin || token >= c->end) {
+            memset(to, 0, stride * sizeof *to);
             continue;
         }
-        const long at = table[token / g->block_size] * g->block_stride + token % g->block_size * g->token_stride + kv_head * g->head_stride;
-        if (g->kv_scales) widen_fp8((const uint8_t *)cache + at, widened + t * g->head_dim, g->head_dim);
-        rows[t] = g->kv_scales ? widened + t * g->head_dim : (const scalar *)cache + at;
-    }
-}
-
-static int are_there(const scalar *const *rows, long count) {
-    int are = 1;
-    for (long i = 0; i < count; i++) are &= rows[i] != NULL;
-    return are;
-}
-
-// k[i / PER_LANE][t][i % PER_LANE] = rows[t][i]; zeros where there is none.
-static void pack_keys(const scalar *const *rows, long head_dim, long depth, packed *k) {
-    for (long t = 0; t < KEYS; t += LANES) {
-        long i = 0;
-        if (are_there(rows + t, LANES))
-            for (; i + LANES * PER_LANE <= head_dim; i += LANES * PER_LANE)
-                pack_square(rows + t, i, k + (i / PER_LANE * KEYS + t) * PER_LANE, KEYS * PER_LANE);
-        for (; i < depth; i += PER_LANE)
-            for (long lane = t; lane < t + LANES; lane++)
-                for (long j = 0; j < PER_LANE; j++)
-                    k[(i / PER_LANE * KEYS + lane) * PER_LANE + j] = rows[lane] && i + j < head_dim ? to_packed(rows[lane][i + j]) : 0;
-    }
-}
-
-// v[t / PER_LANE][i][t % PER_LANE] = rows[t][i]; zeros where there is none.
-static void pack_values(const scalar *const *rows, long head_dim, long width, packed *v) {
-    for (long t = 0; t < KEYS; t += PER_LANE, v += width * PER_LANE) {
-        long i = 0;
-        if (are_there(rows + t, PER_LANE))
-            for (; i + LANES <= head_dim; i += LANES) pack_rows(rows + t, i, v + i * PER_LANE);
-        for (; i < width; i++)
-            for (long j = 0; j < PER_LANE; j++) v[i * PER_LANE + j] = rows[t + j] && i < head_dim ? to_packed(rows[t + j][i]) : 0;
-    }
-}
-
-// Turns a row's scores of keys begin .. end (of `vectors`; the others are not seen) into weights against the row's largest so far.
-INLINE float weigh(const float *scores, packed *weights, const int vectors, long begin, long end, const int is_whole, float scale, float *most,
-                   float *total) {
-    lanes score[KEYS / LANES], largest = all(-INFINITY);
-    for (int n = 0; n < vectors; n++) {
-        score[n] = load_f32(scores + n * LANES) * scale;
-        if (!is_whole) score[n] = only_between(score[n], begin - n * LANES, end - n * LANES);
-        largest = larger_of(score[n], largest);
-    }
-    const float top = max_of(largest), before = *most, now = top > before ? top : before;
-    const float base = now == -INFINITY ? 0 : now;  // a row that has seen nothing yet
-    lanes sum = all(0);
-    for (int n = 0; n < vectors; n++) {
-        const lanes weight = exp_of(score[n] - base);
-        sum += weight;
-        store_packed(weights + n * LANES, weight);
-    }
-    const float factor = first_of(exp_of(all(before - base)));
-    *most = now;
-    *total = *total * factor + sum_of(sum);
-    return factor;
-}
-
-// One tile of keys and values for all rows; rows [group] of token i see positions up to `position + i`.
-static void attend_tile(const arguments *g, const workspace *w, long first, long position) {
-    const long group = g->heads / g->kv_heads;
-    const long together = ROWS_TOGETHER, key_step = has_tiles ? 2 * LANES : LANES;
-    for (long row = 0; row < w->rows; row += together) {
-        const long rows = w->rows - row < together ? w->rows - row : together;
-        const long last = position + (row + rows - 1) / group;  // what the last of these rows sees
-        long keys = last + 1 - first < KEYS ? last + 1 - first : KEYS;
-        if (keys <= 0) continue;
-        keys = (keys + key_step - 1) / key_step * key_step;
-        float factors[ROWS_TOGETHER], *scores = w->scores + row * KEYS;
-        packed *weights = w->weights + row * KEYS;
-        multiply(rows, keys / LANES, w->q + row * w->depth, w->depth, w->k, KEYS * PER_LANE, w->depth, NULL, scores, KEYS);
-        for (long m = 0; m < rows; m++) {
-            const long seen = position + (row + m) / group + 1;
-            const long begin = g->window && seen - g->window > first ? seen - g->window - first : 0;
-#define WEIGH(vectors, is_whole) \
-    weigh(scores + m * KEYS, weights + m * KEYS, vectors, begin, seen - first, is_whole, g->scale, w->most + row + m, w->total + row + m)
-            factors[m] = keys == KEYS && !begin && seen - first >= KEYS ? WEIGH(KEYS / LANES, 1) : WEIGH(keys / LANES, 0);
-#undef WEIGH
+        const scalar *from = row_of(c, cache, token);
+        if (g->kv_scales) {
+            widen_fp8((const uint8_t *)from, widened, g->head_dim);
+            from = widened;
         }
-        multiply(rows, w->width / LANES, weights, KEYS, w->v, w->width * PER_LANE, keys, factors, w->sums + row * w->width, w->width);
+        copy_packed(from, g->head_dim, stride, to);
     }
 }
 
-// Tokens begin .. end of a sequence's chunk, for the query heads of one key-value head; all tokens of the context up to `position + i` may be seen.
-static void attend(const arguments *g, const int64_t *table, const scalar *q, scalar *out, long tokens, long position, long kv_head) {
-    const long group = g->heads / g->kv_heads, rows = tokens * group, head_dim = g->head_dim;
-    const long depth = (head_dim + DEPTH_STEP - 1) / DEPTH_STEP * DEPTH_STEP, width = (head_dim + LANES - 1) / LANES * LANES;
-    const long whole = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER;  // what tiles read and write
-    packed packed_q[whole * depth] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
-    packed v[KEYS * width] __attribute__((aligned(64))), weights[whole * KEYS] __attribute__((aligned(64)));
-    float scores[whole * KEYS] __attribute__((aligned(64))), sums[whole * width] __attribute__((aligned(64))), most[rows], total[rows];
-    scalar widened[g->kv_scales ? KEYS * head_dim : 1] __attribute__((aligned(64)));
-    const workspace w = {packed_q, k, v, weights, scores, sums, most, total, rows, depth, width};
-    memset(sums, 0, sizeof sums);
-    for (long row = 0; row < rows; row++) {
-        const long head = kv_head * group + row % group;
-        const scalar *from = q + row / group * g->q_stride + head * head_dim;
-        for (long i = 0; i < depth; i++) packed_q[row * depth + i] = i < head_dim ? to_packed(from[i]) : 0;
-        most[row] = g->sinks ? get(g->sinks[head]) : -INFINITY;
-        total[row] = g->sinks ? 1.0f : 0.0f;
+// Turns the scores of keys `first` .. `first + keys` into weights against the largest so far, of one vector of rows, of which each sees positions from
+// `begin` to `end`: all of these keys where `is_whole`. Scores are changed.
+INLINE void weigh(float *scores, packed *weights, const int is_whole, long keys, lanes_i32 begin, lanes_i32 end, int32_t first, float scale, float *most,
+                  float *total, float *factor) {
+    lanes largest[4] = {all(-INFINITY), all(-INFINITY), all(-INFINITY), all(-INFINITY)};  // four at a time, since one waits for the one before it
+    for (long t = 0; t < keys; t += 4)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            lanes score = load_f32(scores + (t + i) * PANEL);
+            if (!is_whole) {
+                const int32_t at = first + (int32_t)t + i;
+                score = choose_lanes((at >= begin) & (at < end), score, all(-INFINITY));
+                store_f32(scores + (t + i) * PANEL, score);
+            }
+            largest[i] = larger_of(score, largest[i]);
+        }
+    const lanes top = scale * larger_of(larger_of(largest[0], largest[1]), larger_of(largest[2], largest[3]));
+    const lanes before = load_f32(most), now = larger_of(top, before);
+    const lanes base = choose_lanes(now == all(-INFINITY), all(0), now);  // of rows that have seen nothing yet
+    lanes sum[4] = {all(0), all(0), all(0), all(0)};
+    for (long t = 0; t < keys; t += 4) {
+        lanes weight[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const lanes score = load_f32(scores + (t + i) * PANEL);
+            weight[i] = exp2_of(score * scale - base);
+            if (!is_whole) weight[i] = choose_lanes(score == all(-INFINITY), all(0), weight[i]);
+            sum[i] += weight[i];
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i += PER_LANE) store_together(weights + (t + i) * PANEL, weight + i);
     }
-    const long end = position + tokens;
-    const long begin = g->window && position + 1 > g->window ? position + 1 - g->window : 0;
+    const lanes decay = exp2_of(before - base);
+    store_f32(factor, decay);
+    store_f32(most, now);
+    store_f32(total, load_f32(total) * decay + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
+}
+
+// Of a panel of rows: its queries [depth / PER_LANE][PANEL][PER_LANE], and what it has summed.
+typedef struct {
+    packed *q;
+    float *sums, *most, *total;  // [width][PANEL], [PANEL], [PANEL]
+} panel_of_rows;
+
+// One tile of keys [KEYS][depth] and values [width][KEYS] for a panel's rows, of which `row` is the first.
+static void attend_tile(const chunk *c, const panel_of_rows *p, long row, const packed *k, const packed *v, long depth, long width, long first) {
+    const long rows = c->rows - row < PANEL ? c->rows - row : PANEL, vectors = (rows + LANES - 1) / LANES;
+    long keys = seen_by(c, row + rows - 1) - first;
+    if (keys <= 0) return;
+    keys = keys < KEYS ? (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES) : KEYS;
+    float scores[KEYS * PANEL] __attribute__((aligned(64))), factors[PANEL] __attribute__((aligned(64)));
+    packed weights[KEYS * PANEL] __attribute__((aligned(64)));
+    multiply(keys, vectors, k, depth, p->q, depth, NULL, scores);
+    for (long n = 0; n < rows; n += LANES) {
+        const long window = c->g->window ? c->g->window : INT32_MAX, last = row + (rows - n < LANES ? rows : n + LANES) - 1;
+        lanes_i32 end;
+        for (int i = 0; i < LANES; i++) end[i] = seen_by(c, row + n + i < c->rows ? row + n + i : row + n);
+#define WEIGH(is_whole) \
+    weigh(scores + n, weights + n * PER_LANE, is_whole, keys, end - (int32_t)window, end, first, c->g->scale, p->most + n, p->total + n, factors + n)
+        if (first + keys <= seen_by(c, row + n) && seen_by(c, last) - window <= first) WEIGH(1);
+        else WEIGH(0);
+#undef WEIGH
+    }
+    multiply(width, vectors, v, KEYS, weights, keys, factors, p->sums);
+}
+
+// A panel's queries, and what it knows before the first tile. Lanes behind the last row repeat the panel's first one, and go nowhere.
+static void begin_panel(const chunk *c, const scalar *q, long row, const panel_of_rows *p, long width) {
+    const arguments *g = c->g;
+    memset(p->sums, 0, width * PANEL * sizeof *p->sums);
+    for (long n = 0; n < PANEL; n += LANES) {
+        const scalar *rows[LANES];
+        for (long lane = n; lane < n + LANES; lane++) {
+            const long at = row + lane < c->rows ? row + lane : row, head = c->kv_head * c->group + at % c->group;
+            rows[lane - n] = q + at / c->group * g->q_stride + head * g->head_dim;
+            p->most[lane] = g->sinks ? get(g->sinks[head]) * LOG2_E : -INFINITY;
+            p->total[lane] = g->sinks ? 1.0f : 0.0f;
+        }
+        pack(rows, g->head_dim, p->q + n * PER_LANE, PANEL * PER_LANE);
+    }
+}
+
+static void end_panel(const chunk *c, scalar *out, long row, const panel_of_rows *p) {
+    const arguments *g = c->g;
+    const long head_dim = g->head_dim;
+    for (long n = 0; n < PANEL && row + n < c->rows; n += LANES) {
+        const lanes factor = (g->kv_scales ? g->kv_scales[1] : 1.0f) / load_f32(p->total + n);
+        for (long i = 0; i < head_dim; i += LANES) {
+            float turned[LANES * LANES], *sums = p->sums + i * PANEL + n;
+            for (int j = 0; j < LANES; j++) store_f32(sums + j * PANEL, load_f32(sums + j * PANEL) * factor);
+            transpose(sums, PANEL, turned, LANES);
+            for (long lane = 0; lane < LANES && row + n + lane < c->rows; lane++) {
+                const long at = row + n + lane;
+                scalar *to = out + (at / c->group * g->heads + c->kv_head * c->group + at % c->group) * head_dim + i;
+                if (i + LANES <= head_dim) store(to, load_f32(turned + lane * LANES));
+                else store_part(to, load_f32(turned + lane * LANES), head_dim - i);
+            }
+        }
+    }
+}
+
+// A sequence's chunk, for the query heads of one key-value head.
+static void attend(const chunk *c, const scalar *q, scalar *out) {
+    const long depth = whole_squares(c->g->head_dim), width = (c->g->head_dim + SUMS - 1) / SUMS * SUMS;
+    const long panels = (c->rows + PANEL - 1) / PANEL;
+    packed all_q[panels * depth * PANEL] __attribute__((aligned(64))), k[KEYS * depth] __attribute__((aligned(64)));
+    packed gathered[KEYS * width] __attribute__((aligned(64))), v[width * KEYS] __attribute__((aligned(64)));
+    float sums[panels * width * PANEL] __attribute__((aligned(64))), most[panels * PANEL], total[panels * PANEL];
+#define PANEL_AT(i) ((panel_of_rows){all_q + (i) * depth * PANEL, sums + (i) * width * PANEL, most + (i) * PANEL, total + (i) * PANEL})
+    for (long i = 0; i < panels; i++) begin_panel(c, q, i * PANEL, &PANEL_AT(i), width);
     begin_tiles();
-    for (long first = begin - begin % KEYS; first < end; first += KEYS) {
-        const scalar *cached[KEYS];
-        find_rows(g, g->k_cache, table, kv_head, first, begin, end, widened, cached);
-        pack_keys(cached, head_dim, depth, k);
-        find_rows(g, g->v_cache, table, kv_head, first, begin, end, widened, cached);
-        pack_values(cached, head_dim, width, v);
-        attend_tile(g, &w, first, position);
+    for (long first = c->begin - c->begin % KEYS; first < c->end; first += KEYS) {
+        gather(c, c->g->k_cache, first, k, depth);
+        gather(c, c->g->v_cache, first, gathered, width);
+        for (long t = 0; t < KEYS; t += SQUARE)
+            for (long i = 0; i < width; i += LANES) transpose_packed(gathered + t * width + i, width, v + i * KEYS + t, KEYS);
+        for (long i = 0; i < panels; i++) attend_tile(c, &PANEL_AT(i), i * PANEL, k, v, depth, width, first);
     }
     end_tiles();
-    for (long row = 0; row < rows; row++) {
-        scalar *to = out + (row / group * g->heads + kv_head * group + row % group) * head_dim;
-        const float factor = (g->kv_scales ? g->kv_scales[1] : 1.0f) / total[row];
-        long i = 0;
-        for (; i + LANES <= head_dim; i += LANES) store(to + i, load_f32(sums + row * width + i) * factor);
-        for (; i < head_dim; i++) to[i] = put(sums[row * width + i] * factor);
-    }
+    for (long i = 0; i < panels; i++) end_panel(c, out, i * PANEL, &PANEL_AT(i));
+#undef PANEL_AT
 }
 
 // A piece is one key-value head of `tile_tokens` tokens of one sequence; the last tokens, which look at the most keys, come first.
@@ -277,8 +292,10 @@ static void attend_piece(const void *given, long piece) {
     }
     const long start = a->starts[seq], q_len = a->starts[seq + 1] - start, begin = tile * a->tile_tokens;
     const long tokens = q_len - begin < a->tile_tokens ? q_len - begin : a->tile_tokens;
-    attend(a, a->tables + seq * a->max_blocks, a->q + (start + begin) * a->q_stride, a->out + (start + begin) * a->heads * a->head_dim, tokens,
-           a->context_lens[seq] - q_len + begin, kv_head);
+    const long position = a->context_lens[seq] - q_len + begin;
+    const chunk c = {a, a->tables + seq * a->max_blocks, kv_head, a->heads / a->kv_heads, tokens * (a->heads / a->kv_heads), position,
+                     a->window && position + 1 > a->window ? position + 1 - a->window : 0, position + tokens};
+    attend(&c, a->q + (start + begin) * a->q_stride, a->out + (start + begin) * a->heads * a->head_dim);
 }
 
 // q [tokens][heads][head_dim], q_stride scalars between tokens, sequences back to back from starts[seq]; tables [seqs][max_blocks]; context_lens [seqs]
@@ -288,10 +305,14 @@ void NAME(prefill_attention)(const scalar *q, const void *k_cache, const void *v
                              const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                              long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,
                              const float *kv_scales, int threads) {
-    const long group = heads / kv_heads, tile_tokens = ROWS / group > 0 ? ROWS / group : 1;
+    // Rows of a piece: the more, the less often keys and values are copied, as long as all threads have some pieces and what is summed stays in the
+    // second-level cache.
+    const long group = heads / kv_heads, most = PIECE_FLOATS / head_dim, share_of_all = starts[seqs] * heads / (PIECES_PER_THREAD * threads);
+    const long rows = share_of_all < LEAST_ROWS ? LEAST_ROWS : share_of_all > most ? most : share_of_all;
+    const long tile_tokens = rows > group ? rows / group : 1;
     const arguments a = {q,        k_cache,    v_cache, tables,   starts,   context_lens, sinks,        kv_scales, out,          seqs,        q_stride,
                          max_blocks, heads,   kv_heads, head_dim, block_size,   block_stride, token_stride, head_stride, window,   tile_tokens,
-                         kv_scales ? scale * kv_scales[0] : scale};
+                         LOG2_E * (kv_scales ? scale * kv_scales[0] : scale)};
     long tiles = 0;
     for (long seq = 0; seq < seqs; seq++) tiles += (starts[seq + 1] - starts[seq] + tile_tokens - 1) / tile_tokens;
     share(attend_piece, &a, tiles * kv_heads, threads);

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,16 +25,27 @@ pytestmark = pytest.mark.cpu_only
 
 
 def slow_from(rows: int) -> int:
-    return crossover.crossover((1, 2, 4, 8, 16, 32), lambda n: 2.0 if n >= rows else 0.5, lambda n: 1.0)
+    return crossover.crossover((1, 2, 4, 8, 16, 32), lambda n: 2.0 if n >= rows else 0.5)
 
 
 def test_ours_are_used_up_to_the_first_number_of_rows_at_which_torchs_is_faster() -> None:
     assert slow_from(16) == 8
     assert slow_from(1) == 0
     assert slow_from(10**6) == UNLIMITED
-    assert crossover.crossover((1, 2), lambda n: 1.1, lambda n: 1.0) == UNLIMITED, (
-        "what a recording saves is worth more"
-    )
+    assert crossover.crossover((1, 2), lambda n: 1.1) == UNLIMITED, "what a recording saves is worth more"
+
+
+def test_a_machine_that_is_busy_for_a_while_is_no_reason_to_choose_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else it does makes everything ten times as slow, from before the first until after the third call."""
+    now, calls = 0.0, 0
+
+    def work(duration_s: float) -> None:
+        nonlocal now, calls
+        calls += 1
+        now += duration_s * (10 if calls <= 3 else 1)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert crossover._gain(lambda: work(1.0), lambda: work(2.0)) == pytest.approx(0.5)
 
 
 def wait_for_measurement() -> None:
@@ -49,8 +61,8 @@ def unmeasured() -> Limits:
 def measured_as(most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes, each computed once, of which `most` rows are said to be ours."""
 
-    def measured(counts: Sequence[int], ours: Callable[[int], float], torchs: Callable[[int], float]) -> int:
-        calls.extend((ours(2), torchs(2)))
+    def measured(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
+        calls.append(torchs_gain(2))
         return most
 
     monkeypatch.setattr(crossover, "crossover", measured)
@@ -65,11 +77,11 @@ def test_what_was_measured_is_found_again_by_the_next_process(tmp_path: Path, mo
     keep_limits(limits, [BF16], TORCHS, TORCHS, file)
     wait_for_measurement()
     assert limits == Limits({BF16: 8}, {BF16: 8})
-    assert len(calls) == 4
+    assert len(calls) == 2
     again = unmeasured()
     keep_limits(again, [BF16], TORCHS, TORCHS, file)
     assert again == limits
-    assert len(calls) == 4
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"of": ["1.0", 2], "rows": {}}'])
@@ -100,18 +112,17 @@ def test_a_file_without_a_limit_leaves_all_as_they_are_until_it_is_measured(
 def test_both_forms_of_attention_compute_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
 
-    def least_s(work: Callable[[], object]) -> float:
-        results.append(work())
+    def gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
+        results.append((ours(), torchs()))
         return 1.0
 
-    monkeypatch.setattr(crossover, "_least_s", least_s)
+    monkeypatch.setattr(crossover, "_gain", gain)
     with computing_with(C_LIBRARY):
         assert library.loaded is not None
         ours = Forms(TORCHS.product, partial(ops.prefill_attention, library.loaded))
         for queries in crossover._QUERIES:
-            crossover._attention_s(BF16, ours, queries)
-            crossover._attention_s(BF16, TORCHS, queries)
-    for by_c, by_torch in zip(results[::2], results[1::2], strict=True):
+            crossover._gain_in_attention(ours, TORCHS, BF16, queries)
+    for by_c, by_torch in results:
         torch.testing.assert_close(by_c, by_torch)
 
 

@@ -222,6 +222,7 @@ def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
     assert torch.equal(found[[0, 3]], weight.unpack(torch.bfloat16)[[3, 0]])
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_of_many_rows_are_the_plain_ones_wherever_tiles_and_chains_end(dtype: torch.dtype) -> None:
     """Rows are decoded ahead of their products, into the next chain of columns too: of matrices of few rows into that of the same ones."""
