@@ -1,11 +1,8 @@
-"""Copies between host and device that are not waited for.
+"""Copies between host and device that are not waited for, in the order of what this thread launches (beside it: copy_stream.py).
 
 On a CPU they are no copies at all. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no other), so what goes over is pinned
 first, and what comes back may be read only behind a `Mark`.
 """
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -31,20 +28,6 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
-
-
-@contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Have what is launched inside run behind what this thread has launched before, whose memory it may use, and beside what others launch from now
-    on. It is done when the context ends."""
-    if device.type == "cpu":
-        yield
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 class Mark:

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from engine.copy_stream import CopyStream, CudaCopyStream, copying
 from engine.kv.block_staging import NUM_MOVERS, BlockMove, BlockStaging
-from engine.kv.copy_stream import CopyStream, CudaCopyStream
 from engine.registered_memory import RegisteredMemory
 
 T = TypeVar("T")
@@ -109,10 +109,9 @@ class CudaBlockCopier:
     @contextmanager
     def _turn(self, mark: object) -> Iterator[None]:
         """Begin copies behind the mark and wait for them, while what is registered stays so."""
-        with self._lock, nullcontext() if self._registered is None else self._registered.in_use():
-            self._stream.wait_for(mark)
+        in_use = nullcontext() if self._registered is None else self._registered.in_use()
+        with self._lock, in_use, copying(self._stream, mark):
             yield
-            self._stream.begun().synchronize()
 
     def _runs(self, blocks: Sequence[int], views: Sequence[memoryview], staged: list[BlockMove]) -> Iterator[BlockMove]:
         """Yield the blocks whose place in host memory the device reaches, neighbours on both sides as one move: a call takes 2 to 9 us. Add the

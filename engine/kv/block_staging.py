@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from engine.kv.copy_stream import BegunCopies, CopyStream
+from engine.copy_stream import BegunCopies, CopyStream
 
 NUM_MOVERS = 4  # threads: one moves some 8 GB/s within host memory, a bus 50
 _BUFFER_BYTES = 8 << 20

@@ -9,19 +9,22 @@ often. Knows files and devices; refuses to know what is in the tensors.
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from engine.copy_stream import CudaCopyStream, copying
 from engine.registered_memory import RegisteredMemory
-from engine.transfer import beside
 from engine.weights.bundle_file import BundleFile
 
 log = logging.getLogger(__name__)
 
 _MOST_MAPS = 16  # the latest
+_MOST_COPIES = (
+    256  # under way: a call that finds the driver's queue full waits there, and other threads for the interpreter
+)
 
 
 class _Map(NamedTuple):
@@ -86,13 +89,12 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
         if not cached.registered.covers(0, cached.memory.nbytes):
             return False
         _maps[number] = _maps.pop(number)  # the latest
-    with beside(device):
-        for placed in file.bundle.tensors:
-            if (into := tensors.get(placed.spec.name)) is not None:
-                bytes_there = into.view(-1).view(torch.uint8)
-                for start, end in cached.registered.split(placed.start, placed.end):
-                    there = bytes_there[start - placed.start : end - placed.start]
-                    there.copy_(cached.memory[start:end], non_blocking=True)
+    stream = CudaCopyStream(device)
+    with copying(stream, stream.mark()):
+        for i, (into, source, num_bytes) in enumerate(_copies(file, tensors, cached.memory, cached.registered)):
+            if i % _MOST_COPIES == _MOST_COPIES - 1:
+                stream.begun().synchronize()
+            stream.begin_copy(into, source, num_bytes)
     return True
 
 
@@ -103,6 +105,18 @@ def drop_removed_maps() -> None:
         dropped = [_maps.pop(number) for number in gone]
     for one in dropped:
         one.close()
+
+
+def _copies(
+    file: BundleFile, tensors: Mapping[str, torch.Tensor], memory: torch.Tensor, registered: RegisteredMemory
+) -> Iterator[tuple[int, int, int]]:
+    """Yield where to, where from and how many bytes: of one piece each."""
+    for placed in file.bundle.tensors:
+        if (into := tensors.get(placed.spec.name)) is not None:
+            assert into.is_contiguous()
+            assert into.nbytes == placed.end - placed.start
+            for start, end in registered.split(placed.start, placed.end):
+                yield into.data_ptr() + start - placed.start, memory.data_ptr() + start, end - start
 
 
 def _keep(one: _Map) -> None:

@@ -19,6 +19,7 @@ from engine.weights.bundle_file import BundleFile
 from engine.weights.bundle_maps import copy_registered, drop_removed_maps, register, wait_registered
 from tests.checkpoints import write_llama
 from tests.engine.driver import one, random_prompt, submit
+from tests.engine.fake_copy_stream import FakeCopyStream
 from tests.engine.test_bundles import FACTS, IDENTITY, WANTED, write
 
 CPU = torch.device("cpu")
@@ -55,8 +56,16 @@ class FakeRegistered:
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[FakeRegistered]:
     monkeypatch.setattr(bundle_maps, "_maps", {})
     monkeypatch.setattr(bundle_maps, "RegisteredMemory", FakeRegistered)
+    monkeypatch.setattr(bundle_maps, "CudaCopyStream", lambda device: FakeCopyStream())
     FakeRegistered.made = []
     return FakeRegistered.made
+
+
+@pytest.fixture
+def stream(registered: list[FakeRegistered], monkeypatch: pytest.MonkeyPatch) -> FakeCopyStream:
+    made = FakeCopyStream()
+    monkeypatch.setattr(bundle_maps, "CudaCopyStream", lambda device: made)
+    return made
 
 
 @pytest.fixture
@@ -80,6 +89,35 @@ def test_what_is_registered_as_a_whole_is_copied_across_the_edges_of_pieces(
         registered[0].covered = file.bundle.size
         assert copy_registered(file, into, CPU)
     assert all(torch.equal(into[name], tensor) for name, tensor in written.items())
+
+
+def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_way(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bundle_maps, "_MOST_COPIES", 10)
+    with BundleFile.open(tmp_path / "a") as file:
+        register(file, CPU)
+        registered[0].covered = file.bundle.size
+        assert copy_registered(file, empty_like(written), CPU)
+    assert stream.events[0] == "wait for mark 1"
+    between = "".join(event[0] for event in stream.events[1:]).split("w")
+    assert len(stream.copied) > 300, "pieces of 1,000 bytes"
+    assert max(map(len, between)) == 10
+    assert not stream.queue
+
+
+def test_a_device_that_fails_has_no_copy_under_way_when_its_error_is_raised(
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
+) -> None:
+    """The memory that it would write to is free then, and may be another model's."""
+    stream.num_until_failure = 7
+    with BundleFile.open(tmp_path / "a") as file:
+        register(file, CPU)
+        registered[0].covered = file.bundle.size
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            copy_registered(file, empty_like(written), CPU)
+    assert (len(stream.copied), stream.queue) == (7, [])
 
 
 def test_a_file_is_registered_once(

@@ -146,11 +146,13 @@ def test_what_is_being_copied_stays_registered_until_it_is(rig: Rig) -> None:
     assert torch.equal(rig.cache[1], rig.host[2])
 
 
-def test_a_device_that_fails_is_said_to_and_nothing_stays_in_use(rig: Rig) -> None:
-    rig.register(4)
+@pytest.mark.parametrize("num_pieces", [0, 4])
+def test_a_device_that_fails_is_said_to_and_nothing_stays_in_use(rig: Rig, num_pieces: int) -> None:
+    rig.register(num_pieces)
     rig.stream.num_until_failure = 3
     with pytest.raises(RuntimeError, match="the device is gone"):
         rig.copier.store(BLOCKS, rig.views(PLACES), "it")
+    assert not rig.stream.queue, "it would write to slots that are another block's by then"
     rig.registered.release(0, 4 * PIECE)
     until(lambda: not rig.registrar.registered)
 

@@ -1,5 +1,10 @@
-"""A stream of a CUDA device, whose copy engines move bytes beside the computation. Knows addresses and their order; refuses to know blocks."""
+"""A stream of a CUDA device, whose copy engines move bytes beside the computation: blocks of the cache, weights that wake.
 
+Copies are begun inside `copying`, behind a mark. Knows addresses and their order; refuses to know what lies there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -26,6 +31,17 @@ class CopyStream(Protocol):
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return memory of the host that the device reaches: [num_bytes] uint8."""
+
+
+@contextmanager
+def copying(stream: CopyStream, mark: object) -> Iterator[None]:
+    """Have copies that are begun inside wait for the mark. None is under way when the context ends, by an error either: their memory may go to
+    somebody else then."""
+    stream.wait_for(mark)
+    try:
+        yield
+    finally:
+        stream.begun().synchronize()
 
 
 class CudaCopyStream:
