@@ -73,7 +73,7 @@ DANGEROUS_AGAIN = (
         "half an entry is taken for a digest",
     ),
     Mutant(
-        "edge_router/backend.py",
+        "edge_router/published_status.py",
         "self._set(status, asked_at)\n        return True",
         "self._set(status, asked_at)\n        return False",
         "what was sent before a status counts beside it",

@@ -351,7 +351,7 @@ FRESH = (
         "a named session leaves its home as soon as any other",
     ),
     Mutant(
-        "edge_router/backend.py",
+        "edge_router/probed_state.py",
         "if not flapping or self._successes >= RECOVER_AFTER:",
         "if True:",
         "a flapping site is trusted after one good probe",

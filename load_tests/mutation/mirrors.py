@@ -93,6 +93,8 @@ _TESTS = {
     "runtime/output_processor.py": "runtime/test_output_processor",
     "dialects/parsing.py": "runtime/test_bad_input dialects/test_bodies",
     "edge_router/backend.py": "edge_router/test_backend edge_router/test_lateness edge_router/test_operation",
+    "edge_router/probed_state.py": "edge_router/test_backend edge_router/test_operation",
+    "edge_router/published_status.py": "edge_router/test_backend edge_router/test_operation",
     "edge_router/ledger/accounting.py": "edge_router/ledger/test_accounting edge_router/ledger/test_ledger edge_router/quotas/test_daily "
     "edge_router/test_usage "
     "edge_router/test_access",

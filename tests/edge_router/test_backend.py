@@ -6,15 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
-from edge_router.backend import (
-    EJECT_AFTER,
-    EJECTED_MAX_S,
-    EJECTED_S,
-    RECOVER_AFTER,
-    SLOW_START_S,
-    Backend,
-    PublishedStatus,
-)
+from edge_router.backend import EJECT_AFTER, EJECTED_MAX_S, EJECTED_S, Backend
 from edge_router.discovery import static_backends
 from edge_router.geo import distance_km
 from edge_router.health import (
@@ -26,6 +18,8 @@ from edge_router.health import (
     connector,
     status_fetch,
 )
+from edge_router.probed_state import RECOVER_AFTER, SLOW_START_S
+from edge_router.published_status import PublishedStatus
 from edge_router.rtt import RoundTrip, seed_rtt_ms
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
@@ -361,6 +355,25 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
             assert (seen.status_at_s, seen.pending_tokens) == (ticket.sent_at, 0)
             earlier.answering()
     assert backend.view().pending_requests == 0
+
+
+def test_a_decline_does_not_make_what_is_known_of_a_site_older() -> None:
+    """Its request may have been sent long before: a body of many images takes seconds, and probes go on meanwhile."""
+    clock = Clock()
+    backend = static_backends(network({"ams1": "http://127.0.0.1:1"}), clock)["ams1"]
+    backend.answered(site_status("ams1", 1), clock())
+    with backend.inflight(100) as ticket:
+        clock.advance(HEALTH.stale_after_s)
+        asked_at = clock()
+        backend.answered(site_status("ams1", 2), asked_at)
+        clock.advance(0.5)
+        with backend.inflight(10):
+            backend.declined("ember", 700, ticket.sent_at)
+            seen = backend.view()
+            assert seen.status is not None
+            assert seen.status.models[0].queued_tokens == 700
+            assert (seen.status_is_fresh, seen.status_at_s, seen.pending_tokens) == (True, asked_at, 10)
+        ticket.refused()
 
 
 def fail_in_a_row(backend: Backend, times: int) -> None:
