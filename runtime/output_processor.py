@@ -85,11 +85,6 @@ class StopMatcher:
         return text
 
 
-class _PendingToken(NamedTuple):
-    token: DeliveredToken
-    end: int | None  # characters parsed once its text is complete; None: its last character is unfinished
-
-
 class DivergedError(Exception):
     """An answer that was to be continued has been computed otherwise than before."""
 
@@ -110,13 +105,9 @@ class OutputProcessor:
         self._parser = parser
         self._stop = StopMatcher(stop)
         self._hidden_token_ids = hidden_token_ids
-        self._one_call_only = one_call_only
-        self._open_call: list[Part] | None = [] if whole_calls else None
-        self._num_shown = 0  # characters of the answer that have been put out, or were markup
-        self._pending: deque[_PendingToken] = deque()
+        self._calls = _Calls(one_only=one_call_only, whole=whole_calls)
+        self._tokens = _PendingTokens()
         self._parts: list[Part] = []
-        self._has_called = False
-        self._new_token_ids: list[int] = []
         self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
         self.is_taken = False  # the answer has ended, and nothing of it is left to take
         self.shown_before: tuple[Part, ...] = ()  # by the site that began the answer
@@ -131,21 +122,17 @@ class OutputProcessor:
 
     def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
         """All of the answer has been shown already."""
-        for token_id in token_ids:
-            self._add(token_id, None, is_shown=True)
+        self._replay(token_ids)
         self.finish_reason, self.is_taken = reason, True
 
     def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
         """Stand where one stood that was pushed these tokens and had taken from it all it could show. `again`: so was it with these, but they
         are to be pushed once more: their log-probabilities have not been shown. Returns how many tokens count as carried."""
-        for token_id in token_ids:
-            self._add(token_id, None, is_shown=True)
+        self._replay(token_ids)
         if self.finish_reason is not None:
             raise DivergedError("the tokens delivered so far are a whole answer already")
-        self.shown_before = merged(self._parts)
-        self._forget_shown()
         self._awaited.extend(again)
-        return len(token_ids) - len(self._pending)
+        return len(token_ids) - len(self._tokens)
 
     def push(self, output: TokenOutput) -> None:
         """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
@@ -158,6 +145,8 @@ class OutputProcessor:
             if self._awaited:
                 self._meet(token_id)
         if self.finish_reason is None and output.finish_reason in ("stop", "length"):
+            if self._awaited:
+                raise DivergedError(f"it ended where token {self._awaited[0]} had been shown")
             self._finish("length" if output.finish_reason == "length" else "stop")
 
     def take(self) -> Delta | None:
@@ -166,22 +155,27 @@ class OutputProcessor:
         if not self._parts and not is_ending:
             return None
         parts, self._parts = merged(self._parts), []
-        new_token_ids, self._new_token_ids = tuple(self._new_token_ids), []
+        tokens, new_token_ids = self._tokens.take(is_ended=is_ending)
         self.is_taken = is_ending
-        finish_reason = self.finish_reason if is_ending else None
-        return Delta(parts, self._take_delivered(), finish_reason, new_token_ids=new_token_ids)
+        return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
+
+    def _replay(self, token_ids: tuple[int, ...]) -> None:
+        """Note tokens whose text another site has shown."""
+        for token_id in token_ids:
+            self._add(token_id, None, is_shown=True)
+        self.shown_before = merged(self._parts)
+        self._forget_shown()
 
     def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
         before = self._parser.num_pushed
-        token = DeliveredToken(token_id, before, is_shown, logprobs)
         self.completion_tokens += 1
         self.reasoning_tokens += self._parser.is_reasoning
-        self._new_token_ids.append(token_id)
         parts = self._parser.push(token_id) if is_shown else []
-        if self._parser.num_pushed > before:
-            self._complete_earlier()
+        end = self._parser.num_pushed
+        if end > before:
+            self._tokens.complete(end)
         is_whole = not (self._parser.is_pending and is_shown)
-        self._pending.append(_PendingToken(token, self._parser.num_pushed if is_whole else None))
+        self._tokens.add(DeliveredToken(token_id, before, is_shown, logprobs), end if is_whole else None)
         self._accept(parts)
 
     def _meet(self, token_id: int) -> None:
@@ -193,16 +187,8 @@ class OutputProcessor:
             self._forget_shown()
 
     def _forget_shown(self) -> None:
-        self._take_delivered()
+        self._tokens.take(is_ended=self.finish_reason is not None)
         self._parts.clear()
-        self._new_token_ids.clear()
-
-    def _complete_earlier(self) -> None:
-        """New text means that the character is whole which the last tokens had begun."""
-        position = len(self._pending)
-        while position and self._pending[position - 1].end is None:
-            position -= 1
-            self._pending[position] = self._pending[position]._replace(end=self._parser.num_pushed)
 
     def _accept(self, parts: list[Part]) -> None:
         has_text = False
@@ -213,49 +199,93 @@ class OutputProcessor:
                 has_text = True
                 self._show(part.text)
             else:
-                self._put(TextPart(self._stop.finish()))
-                self._accept_call(part)
+                self._put(self._stop.finish())
+                self._parts += self._calls.push(part)
+                if self._calls.are_enough:
+                    self._end("stop")
         if has_text or not self._stop.held:
-            self._num_shown = self._parser.num_settled - len(self._stop.held)
+            self._tokens.num_shown = self._parser.num_settled - len(self._stop.held)
 
     def _show(self, text: str) -> None:
         shown, is_stopped = self._stop.push(text)
-        self._put(TextPart(shown))
+        self._put(shown)
         if is_stopped:
             self._end("stop")
 
-    def _accept_call(self, part: Part) -> None:
-        if isinstance(part, CallEndPart):
-            if self._open_call is not None:
-                self._parts += self._open_call
-                self._open_call = []
-            self._has_called = True
-            if self._one_call_only:
-                self._end("stop")
-        elif self._open_call is not None and isinstance(part, CallPart | ArgumentsPart):
-            self._open_call.append(part)
-        else:
-            self._put(part)
-
-    def _put(self, part: Part) -> None:
-        if not isinstance(part, TextPart) or part.text:
-            self._parts.append(part)
+    def _put(self, text: str) -> None:
+        if text:
+            self._parts.append(TextPart(text))
 
     def _finish(self, reason: FinishReason) -> None:
         """The tokens have ended: nothing that was held back can become anything else any more."""
         self._accept(self._parser.finish(is_cut=reason == "length"))
         if self.finish_reason is None:
-            self._put(TextPart(self._stop.finish()))
+            self._put(self._stop.finish())
             self._end(reason)
 
     def _end(self, reason: FinishReason) -> None:
-        self.finish_reason = "tool_calls" if self._has_called and reason == "stop" else reason
+        self.finish_reason = "tool_calls" if self._calls.have_ended and reason == "stop" else reason
 
-    def _take_delivered(self) -> tuple[DeliveredToken, ...]:
+
+class _Calls:
+    """The answer's calls, as its parts come."""
+
+    def __init__(self, *, one_only: bool, whole: bool) -> None:
+        """`whole`: a call comes out at its end."""
+        self.have_ended = False  # one at least
+        self._one_only = one_only
+        self._whole = whole
+        self._held: list[Part] = []  # of the call that is open
+
+    @property
+    def are_enough(self) -> bool:
+        return self._one_only and self.have_ended
+
+    def push(self, part: Part) -> list[Part]:
+        """Return what can be put out now."""
+        if isinstance(part, CallEndPart):
+            self.have_ended = True
+            held, self._held = self._held, []
+            return held
+        if self._whole and isinstance(part, CallPart | ArgumentsPart):
+            self._held.append(part)
+            return []
+        return [part]
+
+
+class _PendingTokens:
+    """Tokens in their order, each of which is carried by the first delta that has the last of its text."""
+
+    def __init__(self) -> None:
+        self.num_shown = 0  # characters of the answer that have been put out, or were markup
+        self._tokens: deque[DeliveredToken] = deque()
+        # Of each, the characters parsed once its text is complete; None: its last character is unfinished.
+        self._ends: deque[int | None] = deque()
+        self._new_ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, token: DeliveredToken, end: int | None) -> None:
+        self._new_ids.append(token.token_id)
+        self._tokens.append(token)
+        self._ends.append(end)
+
+    def complete(self, end: int) -> None:
+        """Note that the character is whole which the last tokens had begun: there is new text."""
+        position = len(self._ends)
+        while position and self._ends[position - 1] is None:
+            position -= 1
+            self._ends[position] = end
+
+    def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
+        """Return the tokens that are carried now, all of them where the answer has ended; and the ids of those that came since the last time."""
         tokens: list[DeliveredToken] = []
-        while self._pending:
-            end = self._pending[0].end
-            if self.finish_reason is None and (end is None or end > self._num_shown):
+        while self._ends:
+            end = self._ends[0]
+            if not is_ended and (end is None or end > self.num_shown):
                 break
-            tokens.append(self._pending.popleft().token)
-        return tuple(tokens)
+            self._ends.popleft()
+            tokens.append(self._tokens.popleft())
+        new_ids, self._new_ids = tuple(self._new_ids), []
+        return tuple(tokens), new_ids

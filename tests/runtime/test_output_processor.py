@@ -336,3 +336,26 @@ def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_tim
     delta = made.take()
     assert delta is not None
     assert (delta.text, delta.new_token_ids) == ("e", ids("e"))
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_an_answer_that_ends_before_what_was_shown_of_it_has_diverged(reason: Any) -> None:
+    """As at a site whose context is shorter."""
+    made = processor()
+    made.resume(ids("ab"), again=ids("cd"))
+    with pytest.raises(DivergedError, match="ended where token"):
+        made.push(TokenOutput("s", ids("c"), finish_reason=reason))
+    made = processor()
+    made.resume(ids("ab"), again=ids("cd"))
+    made.push(TokenOutput("s", ids("cd"), finish_reason=reason))
+    assert made.finish_reason == reason
+
+
+def test_of_an_answer_that_was_shown_to_its_end_nothing_is_taken_and_all_is_counted() -> None:
+    made = processor("END", thinks=True)
+    made.end_with(ids("So.</think>\n\nYes END"), "stop")
+    assert (made.take(), made.is_taken, made.finish_reason, made.stop_string) == (None, True, "stop", "END")
+    assert (made.completion_tokens, made.reasoning_tokens) == (
+        len(ids("So.</think>\n\nYes END")),
+        len(ids("So.</think>")),
+    )
