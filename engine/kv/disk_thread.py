@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostSlot, HostTier
@@ -24,14 +25,6 @@ log = logging.getLogger(__name__)
 _MAX_WRITES = 512  # waiting of either kind: at 2 MiB a block, a second's worth of a fast disk
 _BURST_S = 1.0  # of unused bandwidth, which may be written at once
 _LAST_WRITE_S = 1.0
-
-
-class DiskRead(TierRead):
-    """A chain on its way from the disk."""
-
-    def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, started: float) -> None:
-        super().__init__(host, hashes, block_bytes)
-        self.deadline = started + TRANSFER_TIMEOUT_S
 
 
 class DiskThread:
@@ -54,8 +47,8 @@ class DiskThread:
         self._may_write_at = clock()
         self._writes: dict[bytes, None] = {}  # used once, the oldest first
         self._reused: dict[bytes, None] = {}
-        self._reads: deque[DiskRead] = deque()
-        self._reading: DiskRead | None = None
+        self._reads: deque[TierRead] = deque()
+        self._reading: TierRead | None = None
         self._writing = b""
         self._is_unwanted = False  # what is being written now
         self._is_busy = True  # with the scan
@@ -102,8 +95,8 @@ class DiskThread:
             self._is_unwanted |= self._writing in hashes
         self.disk.forget(hashes)
 
-    def read(self, hashes: Sequence[bytes], block_bytes: int) -> DiskRead:
-        read = DiskRead(self._host, hashes, block_bytes, self._clock())
+    def read(self, hashes: Sequence[bytes], block_bytes: int) -> TierRead:
+        read = TierRead(self._host, hashes, block_bytes, self._clock() + TRANSFER_TIMEOUT_S)
         with self._condition:
             self._reads.append(read)
             self._condition.notify_all()
@@ -147,7 +140,7 @@ class DiskThread:
                 block_hash = self._writing = self._next_write() if read is None else b""
             try:
                 if read is not None:
-                    self._read(read)
+                    read.bring(partial(fill_from_disk, self.disk), 1, self.rate, self._clock)
                 else:
                     self._write(block_hash)
             except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
@@ -178,30 +171,10 @@ class DiskThread:
         finally:
             self._host.unpin([slot])
 
-    def _read(self, read: DiskRead) -> None:
-        started = self._clock()
-        try:
-            for block_hash in read.hashes:
-                if read.is_cancelled:
-                    break
-                slot = found = self._host.pin(block_hash, is_hit=True)
-                if slot is None:
-                    slot = self._read_block(block_hash, read.block_bytes)
-                if slot is None:
-                    break
-                read.add(slot, is_new=found is None)
-        finally:
-            if read.num_read:
-                self.rate.add(read.num_read * read.block_bytes, self._clock() - started)
-            read.finish()
 
-    def _read_block(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
-        slot = self._host.reserve(block_hash, block_bytes)
-        if slot is None:
-            return None
-        checksum = self.disk.read(block_hash, slot.memory)
-        if checksum is None:
-            self._host.abandon(slot)
-            return None
-        self._host.commit(slot, checksum)
-        return slot
+def fill_from_disk(disk: DiskTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
+    """Fill what the disk has of these blocks (tier_read.py's Fill)."""
+    for slot in slots:
+        checksum = disk.read(slot.block_hash, slot.memory)
+        if checksum is not None:
+            checksums[slot.block_hash] = checksum

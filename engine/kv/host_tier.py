@@ -277,6 +277,7 @@ class HostTier:
                 self.directory, error.strerror, limit_bytes / 2**20, self.limit_bytes / 2**20,
             )  # fmt: skip
             self.limit_bytes = limit_bytes
+            self._order.resize(limit_bytes)
 
     def _evict(self, wanting: SlotFile) -> bool:
         oldest = self._order.oldest()

@@ -10,8 +10,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from functools import partial
 
+from engine.kv.disk_thread import fill_from_disk
 from engine.kv.disk_tier import DiskTier
 from engine.kv.error_backoff import ErrorBackoff
 from engine.kv.host_tier import HostSlot, HostTier
@@ -41,14 +42,6 @@ class StoreLookup:
         self.is_cancelled = False
 
 
-class StoreRead(TierRead):
-    """A chain on its way from the store."""
-
-    def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, deadline: float) -> None:
-        super().__init__(host, hashes, block_bytes)
-        self.deadline = deadline
-
-
 class StoreThread:
     def __init__(
         self,
@@ -68,8 +61,8 @@ class StoreThread:
         self._clock = clock
         self._backoff = ErrorBackoff(f"the KV store of {master}", "read", clock)
         self._condition = threading.Condition()
-        self._jobs: deque[StoreLookup | StoreRead] = deque()
-        self._job: StoreLookup | StoreRead | None = None
+        self._jobs: deque[StoreLookup | TierRead] = deque()
+        self._job: StoreLookup | TierRead | None = None
         self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store said it has, the last of them last
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(master, open_store), name="kv-store", daemon=True)
@@ -95,8 +88,8 @@ class StoreThread:
         self._begin(lookup)
         return lookup
 
-    def read(self, hashes: Sequence[bytes], block_bytes: int) -> StoreRead:
-        read = StoreRead(self._host, hashes, block_bytes, self._clock() + TRANSFER_TIMEOUT_S)
+    def read(self, hashes: Sequence[bytes], block_bytes: int) -> TierRead:
+        read = TierRead(self._host, hashes, block_bytes, self._clock() + TRANSFER_TIMEOUT_S)
         self._begin(read)
         return read
 
@@ -124,7 +117,7 @@ class StoreThread:
             self._condition.notify_all()
         self._thread.join(_LAST_JOB_S)
 
-    def _begin(self, job: StoreLookup | StoreRead) -> None:
+    def _begin(self, job: StoreLookup | TierRead) -> None:
         with self._condition:
             self._jobs.append(job)
             self._condition.notify_all()
@@ -143,11 +136,11 @@ class StoreThread:
                     break
                 job = self._job = self._jobs.popleft()
             try:
-                if isinstance(job, StoreRead):
-                    self._read(store, job)
-                else:
+                if isinstance(job, StoreLookup):
                     self._look_up(store, job)
-                self._backoff.succeed()
+                else:
+                    num_at_once = max(1, BATCH_BYTES // (job.block_bytes + 64))
+                    job.bring(partial(self._fill, store), num_at_once, self.rate, self._clock)
             except StoreError as error:
                 self._backoff.fail(str(error))
             except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
@@ -169,79 +162,29 @@ class StoreThread:
 
     def _look_up(self, store: StoreTier, lookup: StoreLookup) -> None:
         try:
-            found = [] if lookup.is_cancelled else store.find(lookup.names)
-            for name in found:
+            if lookup.is_cancelled:
+                return
+            for name in store.find(lookup.names):
                 self._found[name] = None
             while len(self._found) > _MAX_FOUND:
                 self._found.popitem(last=False)
         finally:
             lookup.is_done = True
+        self._backoff.succeed()
         if self._clock() - self._identity_at > _IDENTITY_S:
             self._identity_at = self._clock()
             self.identity = store.identity()
 
-    def _read(self, store: StoreTier, read: StoreRead) -> None:
-        started = self._clock()
-        num_batched = max(1, BATCH_BYTES // (read.block_bytes + 64))
-        names = iter(read.hashes)
-        try:
-            while not read.is_cancelled and (batch := list(islice(names, num_batched))):
-                if not self._read_batch(store, read, batch):
-                    return
-        finally:
-            if read.num_read:
-                self.rate.add(read.num_read * read.block_bytes, self._clock() - started)
-            read.finish()
-
-    def _read_batch(self, store: StoreTier, read: StoreRead, names: Sequence[bytes]) -> bool:
-        """Add to a read what can be had of a batch, up to the first block that cannot. False if there is one."""
-        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it is filled
-        for name in names:
-            slot = self._host.pin(name, is_hit=True)
-            is_filled = slot is not None
-            slot = slot or self._host.reserve(name, read.block_bytes)
-            if slot is None:  # the tier is full of what is pinned, or another thread fills it just now
-                break
-            slots.append((slot, is_filled))
-        missing = [slot for slot, is_filled in slots if not is_filled]
-        checksums: dict[bytes, int | None] = {}
-        try:
-            checksums = self._fill(store, missing)
-        finally:  # whatever goes wrong, no slot stays pinned
-            num_sound = self._settle(read, slots, checksums)
-        return num_sound == len(names)
-
-    def _fill(self, store: StoreTier, slots: Sequence[HostSlot]) -> dict[bytes, int | None]:
-        """Fill slots from the disk or the store, and return the checksum of each."""
-        checksums: dict[bytes, int | None] = {}
-        for slot in slots:
-            if self._disk is not None and slot.block_hash in self._disk:
-                checksums[slot.block_hash] = self._disk.read(slot.block_hash, slot.memory)
-        rest = [slot for slot in slots if checksums.get(slot.block_hash) is None]
-        if rest:
+    def _fill(self, store: StoreTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
+        """Fill slots from the disk or the store."""
+        if self._disk is not None:
+            fill_from_disk(self._disk, slots, checksums)
+        if rest := [slot for slot in slots if slot.block_hash not in checksums]:
             names = [slot.block_hash for slot in rest]
-            checksums.update(zip(names, store.read(names, [slot.memory for slot in rest]), strict=True))
-        for name, checksum in checksums.items():
-            if checksum is None:
-                self._found.pop(name, None)
-        return checksums
-
-    def _settle(
-        self, read: StoreRead, slots: Sequence[tuple[HostSlot, bool]], checksums: dict[bytes, int | None]
-    ) -> int:
-        """Commit what has come, and add it to the read up to the first that has not; return how much that is."""
-        num_sound, is_whole = 0, True
-        for slot, is_filled in slots:
-            checksum = checksums.get(slot.block_hash)
-            if not is_filled and checksum is None:
-                is_whole = False
-                self._host.abandon(slot)
-                continue
-            if not is_filled and checksum is not None:
-                self._host.commit(slot, checksum)
-            if is_whole:
-                read.add(slot, is_new=not is_filled)
-                num_sound += 1
-            else:
-                self._host.unpin([slot])
-        return num_sound
+            found = store.read(names, [slot.memory for slot in rest])
+            self._backoff.succeed()
+            for name, checksum in zip(names, found, strict=True):
+                if checksum is None:
+                    self._found.pop(name, None)
+                else:
+                    checksums[name] = checksum

@@ -88,7 +88,6 @@ class StoreWriter:
                 self._writing = frozenset([slot.block_hash for slot in slots])
             try:
                 self._write(store, slots)
-                self._backoff.succeed()
             except StoreError as error:
                 self._backoff.fail(str(error))
             except Exception:  # without this thread nothing would be kept any more, and nobody would know
@@ -109,6 +108,7 @@ class StoreWriter:
             sound = [slot for slot in slots if self._host.is_sound(slot)]
             if sound:
                 store.write([StoredBlock(slot.block_hash, slot.memory, slot.checksum) for slot in sound])
+                self._backoff.succeed()
         finally:
             self._host.unpin(slots)
             with self._condition:

@@ -1,19 +1,26 @@
-"""A chain's blocks on their way into the host tier from somewhere behind it, a disk or another host, carried by a thread.
+"""A chain's blocks on their way into the host tier from somewhere behind it, a disk, a store or another host, carried by a thread.
 
-Knows who is to unpin what has come; refuses to know where it comes from (disk_thread.py, peers/peer_thread.py).
+Knows slots, and who is to unpin what has come; refuses to know where it comes from (disk_thread.py, store_thread.py, peers/peer_thread.py).
 """
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.kv.host_tier import HostSlot, HostTier
+from engine.rates import TransferRate
+
+# Fills slots, and says in a dictionary, by name, the checksum of each that holds its block then.
+Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]
 
 
 class TierRead:
     """Blocks are pinned in the host tier as they come; whoever takes them unpins them."""
 
-    def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int) -> None:
+    def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, deadline: float = math.inf) -> None:
+        """`deadline`: behind which whoever carries it is taken to be stuck."""
         self.hashes = list(hashes)
+        self.deadline = deadline
         self.block_bytes = block_bytes
         self.slots: list[HostSlot] = []
         self.num_read = 0  # of these, those that were not in the host tier before
@@ -25,6 +32,37 @@ class TierRead:
     @property
     def num_blocks(self) -> int:
         return len(self.slots) if self.is_done else 0
+
+    def bring(self, fill: Fill, num_at_once: int, rate: TransferRate, clock: Callable[[], float]) -> None:
+        """Add the whole chain, so many blocks at once, up to the first that cannot be had or until the read is cancelled; then finish."""
+        started = clock()
+        try:
+            for start in range(0, len(self.hashes), num_at_once):
+                if self.is_cancelled or not self.add_next(self.hashes[start : start + num_at_once], fill):
+                    break
+        finally:
+            if self.num_read:
+                rate.add(self.num_read * self.block_bytes, clock() - started)
+            self.finish()
+
+    def add_next(self, names: Sequence[bytes], fill: Fill) -> bool:
+        """Add the next blocks of the chain, those that the host tier lacks filled, up to the first that cannot be had. False if there is one.
+        Whatever `fill` raises, no slot stays reserved."""
+        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it is to be filled
+        for name in names:
+            slot = self._host.pin(name, is_hit=True)
+            is_new = slot is None
+            slot = slot or self._host.reserve(name, self.block_bytes)
+            if slot is None:  # the tier is full of what is pinned, or another thread fills it just now
+                break
+            slots.append((slot, is_new))
+        checksums: dict[bytes, int] = {}
+        try:
+            if missing := [slot for slot, is_new in slots if is_new]:
+                fill(missing, checksums)
+        finally:
+            num_added = self._settle(slots, checksums)
+        return num_added == len(names)
 
     def add(self, slot: HostSlot, *, is_new: bool) -> None:
         """Add a pinned slot, the next of the chain. From the thread that reads, before `finish`."""
@@ -55,3 +93,21 @@ class TierRead:
                 return self.slots
         self.cancel()
         return []
+
+    def _settle(self, slots: Sequence[tuple[HostSlot, bool]], checksums: dict[bytes, int]) -> int:
+        """Commit what has come, and add it up to the first that has not; return how much that is."""
+        num_added, is_whole = 0, True
+        for slot, is_new in slots:
+            checksum = checksums.get(slot.block_hash)
+            if is_new and checksum is None:
+                is_whole = False
+                self._host.abandon(slot)
+                continue
+            if is_new and checksum is not None:
+                self._host.commit(slot, checksum)
+            if is_whole:
+                self.add(slot, is_new=is_new)
+                num_added += 1
+            else:
+                self._host.unpin([slot])
+        return num_added

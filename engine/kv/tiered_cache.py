@@ -135,8 +135,9 @@ class TieredCache(Tiers):
         return self._store.look_up(names)
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
-        source = self._store if "store" in map(self.place_of, hashes) else self._disk
-        assert source is not None, "nothing was found behind the host tier"
+        # One that has failed since they were found reads nothing, and the sequence computes.
+        source = self._store if self._disk is None or "store" in map(self.place_of, hashes) else self._disk
+        assert source is not None, "there is nothing behind the host tier"
         read = source.read(hashes, self._block_bytes)
         self._reads.add(read)
         return read

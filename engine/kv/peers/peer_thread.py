@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -237,10 +238,11 @@ class PeerThread:
             log.warning("%s announced blocks that nobody asked for", peer.address)
             return False
         frames: list[bytes | None] = [*payload] or [None] * len(blocks)
-        wanted = []
-        for name, block, frame in zip(names, blocks, frames, strict=True):
-            wanted.append((RemoteBlock(name, block.place, frame), block.checksum))
-        if read.is_cancelled or not self._copy_all(peer, read, wanted):
+        ready = {
+            name: (RemoteBlock(name, block.place, frame), block.checksum)
+            for name, block, frame in zip(names, blocks, frames, strict=True)
+        }
+        if read.is_cancelled or not read.add_next(names, partial(self._fill, peer, ready)):
             return False
         if len(read.slots) == len(read.hashes):
             peer.send(BlocksCopied(number, len(read.slots)))
@@ -249,43 +251,28 @@ class PeerThread:
         peer.send(BlocksCopied(number, len(read.slots)))
         return True
 
-    def _copy_all(self, peer: "_Peer", read: PeerRead, wanted: "list[tuple[RemoteBlock, int]]") -> bool:
-        """Add to a read what can be had of a batch, up to the first block that cannot. False if there is one. Raises TransportLostError."""
-        found: list[tuple[HostSlot, int | None]] = []  # slots, pinned, and the checksum of each that is to be filled
-        missing: list[tuple[RemoteBlock, HostSlot]] = []
-        for block, checksum in wanted:
-            slot = self._host.pin(block.name, is_hit=True)
-            if slot is not None:
-                found.append((slot, None))
-                continue
-            slot = self._host.reserve(block.name, read.block_bytes)
-            if slot is None:  # the tier is full of what is pinned
-                break
-            found.append((slot, checksum))
-            missing.append((block, slot))
+    def _fill(
+        self,
+        peer: "_Peer",
+        ready: "dict[bytes, tuple[RemoteBlock, int]]",
+        slots: Sequence[HostSlot],
+        checksums: dict[bytes, int],
+    ) -> None:
+        """Fill slots with blocks that are ready there, up to the first that is not what its checksum says. Raises TransportLostError."""
         assert peer.transport is not None
-        lost: TransportLostError | None = None
         try:
-            peer.transport.read([block for block, _ in missing], [slot for _, slot in missing])
-        except TransportLostError as error:
-            lost = error
+            peer.transport.read([ready[slot.block_hash][0] for slot in slots], slots)
+        except TransportLostError:
             self._lost_at[peer.address, peer.kind] = self._clock()
-        except PeerError as error:  # what was copied before that is told by its checksum
+            raise
+        except PeerError as error:
             log.warning("%s: %s", peer.address, error)
-        is_sound = True
-        for slot, expected in found:
-            is_sound = is_sound and (expected is None or crc32(slot.memory) == expected)
-            if is_sound:
-                if expected is not None:
-                    self._host.commit(slot, expected)
-                read.add(slot, is_new=expected is not None)
-            elif expected is not None:
-                self._host.abandon(slot)
-            else:
-                self._host.unpin([slot])
-        if lost is not None:
-            raise lost
-        return is_sound and len(found) == len(wanted)
+        finally:  # what was copied before an error is told by its checksum
+            for slot in slots:
+                _, checksum = ready[slot.block_hash]
+                if crc32(slot.memory) != checksum:
+                    break
+                checksums[slot.block_hash] = checksum
 
     def _end_read(self, read: PeerRead) -> None:
         if len(read.slots) < len(read.hashes) and not read.is_cancelled:

@@ -109,3 +109,20 @@ def test_what_is_forgotten_is_not_written_and_an_end_hurries(rig: Rig) -> None:
     rig.thread = DiskThread(DiskTier.open(rig.thread.disk._directory, 1 << 20), rig.host)
     assert rig.thread.wait_until_idle(10)
     assert rig.written() == [0, 1, 3]
+
+
+def test_a_read_that_fails_for_whatever_reason_leaves_its_slot_free(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(block_hash: bytes, into: memoryview) -> int | None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.thread.disk, "read", fail)
+        chain = rig.thread.read([name(0), name(77)], SIZE)
+        assert rig.thread.wait_until_idle(10)
+    assert "a bug" in caplog.text
+    assert (chain.is_done, chain.num_blocks) == (True, 1)
+    rig.host.unpin(chain.take())
+    assert rig.host.num_pinned == 0
+    assert put(rig.host, 77)

@@ -194,6 +194,27 @@ def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
     assert read(tier, 20) == content(20)
 
 
+def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/shm of a container has often 64 MiB, of whatever the tier was promised: a share of what there is may be protected."""
+    tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE)
+    provide = SlotFile.provide
+
+    def provide_ten(file: SlotFile, index: int) -> None:
+        if tier.used_bytes >= 10 * STRIDE:
+            raise OSError(errno.ENOSPC, "no room")
+        provide(file, index)
+
+    monkeypatch.setattr(SlotFile, "provide", provide_ten)
+    assert all(put(tier, n) and read(tier, n) for n in range(10))
+    assert not put(tier, 10), "which shrinks it"
+    assert put(tier, 11)
+    assert put(tier, 12)
+    assert [read(tier, n) == content(n) for n in (11, 12)] == [True, True]
+    tier.close()
+
+
 def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
     with pytest.raises(TierError, match="another engine host is using it"):
         HostTier.open(tmp_path / "tier", 10 * STRIDE)

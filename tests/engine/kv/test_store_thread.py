@@ -9,8 +9,9 @@ import pytest
 import engine.kv.store_tier
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier
-from engine.kv.store_thread import StoreRead, StoreThread
+from engine.kv.store_thread import StoreThread
 from engine.kv.store_tier import StoreError
+from engine.kv.tier_read import TierRead
 from engine.kv.tiers import LOOKUP_TIMEOUT_S
 from tests.engine.kv.fake_store import FakeStore
 from tests.engine.kv.peers.test_peers import until
@@ -39,20 +40,23 @@ class Cluster:
         until(lambda: self.writer.is_usable and self.reader.is_usable)
 
     def write(self, *numbers: int) -> None:
+        self.write_later(*numbers)
+        assert self.writer.wait_until_idle(10)
+
+    def write_later(self, *numbers: int) -> None:
         for n in numbers:
             assert put(self.there, n)
             self.writer.offer(name(n))
-        assert self.writer.wait_until_idle(10)
 
     def look_up(self, *numbers: int) -> list[int]:
         lookup = self.reader.look_up([name(n) for n in numbers])
         until(lambda: lookup.is_done)
         return [n for n in numbers if name(n) in self.reader]
 
-    def read(self, *numbers: int) -> StoreRead:
+    def read(self, *numbers: int) -> TierRead:
         return self.reader.read([name(n) for n in numbers], SIZE)
 
-    def take(self, read: StoreRead) -> int:
+    def take(self, read: TierRead) -> int:
         until(lambda: read.is_done)
         slots = read.take()
         self.here.unpin(slots)
@@ -181,6 +185,44 @@ def test_a_master_that_is_gone_is_left_alone_for_a_while_and_asked_again(
     assert cluster.look_up(0, 1) == [1]
     assert cluster.reader.is_usable
     assert "is read again" in caplog.text
+
+
+def test_a_store_that_fails_is_known_to_work_again_by_its_answers_alone(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by a question that nobody waits for any more, and which it is not asked."""
+    cluster.package.is_gone = True
+    cluster.package.may_answer.clear()
+    lookups = [cluster.reader.look_up([name(n)]) for n in range(4)]
+    read = cluster.read(0)
+    lookups[3].is_cancelled = True
+    read.cancel()
+    cluster.package.may_answer.set()
+    assert cluster.reader.wait_until_idle(10)
+    assert read.is_done
+    assert not cluster.reader.is_usable
+    assert "is read again" not in caplog.text
+
+
+def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.kv.store_writer.BATCH_BYTES", 2)
+    cluster.package.is_gone = True
+    cluster.package.may_answer.clear()
+    cluster.write_later(*range(6))
+    cluster.package.may_answer.set()
+    assert cluster.writer.wait_until_idle(10)
+    cluster.writer.forget([name(99)])  # done behind them
+    assert cluster.writer.wait_until_idle(10)
+    cluster.package.is_gone = False
+    cluster.write(7)
+    assert not cluster.package.values, "it is left alone"
+    assert "is written to again" not in caplog.text
+    cluster.clock.now += 10.1
+    cluster.write(8)
+    assert cluster.look_up(*range(9)) == [8]
+    assert "is written to again" in caplog.text
 
 
 def test_a_full_store_takes_no_more_and_gives_what_it_has(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -453,6 +453,23 @@ def test_a_store_is_asked_only_while_it_answers(rig: Rig) -> None:
     tiers.close()
 
 
+def test_a_store_that_fails_between_the_search_and_the_read_is_no_failed_step(rig: Rig) -> None:
+    class Failing(Store):
+        def __contains__(self, name: bytes) -> bool:
+            return True
+
+        def read(self, names: Sequence[bytes], block_bytes: int) -> TierRead:
+            return TierRead(rig.host, names, block_bytes)
+
+    store = Failing()
+    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    assert tiers.place_of(name(1)) == "store"
+    store.is_usable = False
+    read = tiers.read([name(1)])
+    tiers.cancel(read)
+    tiers.close()
+
+
 class Noted:
     """A part of the tiers that notes what it is told."""
 
