@@ -6,11 +6,12 @@ Knows slots, checksums and rates; refuses to know threads and when a copy is due
 import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from engine.kv.block_copier import BlockCopier
 from engine.kv.host_tier import HostSlot, HostTier
+from engine.kv.tier_read import TierBehind
 from engine.rates import TransferRate
 
 
@@ -20,13 +21,6 @@ class BlockStore(NamedTuple):
     block: int
     block_hash: bytes
     mark: object  # when its content is complete
-
-
-class TierBehind(Protocol):
-    """A tier behind the host tier, such as a disk."""
-
-    def offer(self, block_hash: bytes) -> None:
-        """Keep a block of the host tier as well, when there is time."""
 
 
 class HostFetch:

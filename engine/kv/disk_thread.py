@@ -17,7 +17,7 @@ from functools import partial
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.tier_read import TierRead
-from engine.kv.tiers import TRANSFER_TIMEOUT_S
+from engine.kv.tiers import TRANSFER_TIMEOUT_S, Tier
 from engine.rates import TransferRate
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ _LAST_WRITE_S = 1.0
 
 
 class DiskThread:
+    kind: Tier = "disk"
+
     def __init__(
         self,
         disk: DiskTier,
@@ -56,12 +58,15 @@ class DiskThread:
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self.disk
+
     @property
-    def is_stuck(self) -> bool:
-        """Tell whether a read is overdue, so that no further sequence should wait for one."""
+    def is_usable(self) -> bool:
+        """Tell whether a sequence may wait for the disk: no read is overdue."""
         with self._condition:
             oldest = self._reading or (self._reads[0] if self._reads else None)
-        return oldest is not None and self._clock() > oldest.deadline
+        return oldest is None or self._clock() <= oldest.deadline
 
     def offer(self, block_hash: bytes) -> None:
         """Offer a block of the host tier to the disk."""

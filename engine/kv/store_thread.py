@@ -19,7 +19,7 @@ from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.store_tier import BATCH_BYTES, StoreError, StoreTier
 from engine.kv.store_writer import StoreWriter
 from engine.kv.tier_read import TierRead
-from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S
+from engine.kv.tiers import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tier
 from engine.rates import TransferRate
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,13 @@ class StoreLookup:
         self.is_done = False
         self.is_cancelled = False
 
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
 
 class StoreThread:
+    kind: Tier = "store"
+
     def __init__(
         self,
         master: str,
@@ -97,6 +102,9 @@ class StoreThread:
         """Offer a block of the host tier to the store."""
         if block_hash not in self._found:
             self.writer.offer(block_hash)
+
+    def note_reuse(self, names: Sequence[bytes]) -> None:
+        """Do nothing: what is written there once is kept for as long as the store likes."""
 
     def forget(self, names: Sequence[bytes]) -> None:
         """Forget bad content, here and for all other hosts."""

@@ -6,12 +6,44 @@ Knows slots, and who is to unpin what has come; refuses to know where it comes f
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from engine.kv.host_tier import HostSlot, HostTier
+from engine.kv.tiers import Tier
 from engine.rates import TransferRate
 
 # Fills slots, and says in a dictionary, by name, the checksum of each that holds its block then.
 Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]
+
+
+class TierBehind(Protocol):
+    """A tier behind the host tier: a disk, or a store."""
+
+    @property
+    def kind(self) -> Tier: ...
+    @property
+    def rate(self) -> TransferRate:
+        """The rate at which blocks are read."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether a sequence may wait for it: it does not fail, and nothing that it was asked for is overdue."""
+
+    def __contains__(self, name: bytes) -> bool: ...
+
+    def offer(self, name: bytes) -> None:
+        """Keep a block of the host tier as well, when there is time."""
+
+    def note_reuse(self, names: Sequence[bytes]) -> None:
+        """Note that blocks were used again."""
+
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Forget bad content: what is kept, waits to be written, or is being written now."""
+
+    def read(self, names: Sequence[bytes], block_bytes: int) -> "TierRead":
+        """Begin to read a chain to the host tier."""
+
+    def wait_until_idle(self, timeout_s: float) -> bool: ...
 
 
 class TierRead:

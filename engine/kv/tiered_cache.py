@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.kv.block_copier import BlockCopier
 from engine.kv.block_mover import BlockMover, BlockStore, HostFetch
@@ -15,12 +15,14 @@ from engine.kv.disk_thread import DiskThread
 from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
 from engine.kv.store_thread import StoreLookup, StoreThread
-from engine.kv.tier_read import TierRead
+from engine.kv.tier_read import TierBehind, TierRead
 from engine.kv.tiers import PeerTransfer, Tier, TierLoad, Tiers, Transfer
 from engine.protocol import BlockSource
 
 if TYPE_CHECKING:
     from engine.kv.peers.link import PeerLink
+
+ReadT = TypeVar("ReadT", bound=TierRead)
 
 _STORED_PER_STEP_BYTES = 32 << 20
 
@@ -37,9 +39,9 @@ class TieredCache(Tiers):
         store: StoreThread | None = None,
     ) -> None:
         """`peers`: hosts that fetch this model's blocks, and whose blocks are fetched. Raises TierError where a block does not fit the host tier."""
-        self.mover = BlockMover(host, [tier for tier in (disk, store) if tier is not None], copier, block_bytes, clock)
+        self._behind: list[TierBehind] = [tier for tier in (disk, store) if tier is not None]  # the nearest first
+        self.mover = BlockMover(host, self._behind, copier, block_bytes, clock)
         self._host = host
-        self._disk = disk
         self._store = store
         self.has_store = store is not None
         self._peers = peers
@@ -48,7 +50,7 @@ class TieredCache(Tiers):
         self._pins: dict[Hashable, list[HostSlot]] = {}
         self._awaited: dict[str, bool] = {}  # sequences whose blocks another host waits for, and whether each is open
         self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been handed out
-        self._reads: set[TierRead] = set()  # begun, and neither taken nor cancelled
+        self._reads: list[TierRead] = []  # some may have ended
         self._num_lost_reads = 0
         self._thread = HostThread(self.mover)
 
@@ -96,15 +98,13 @@ class TieredCache(Tiers):
     def forget(self, hashes: Sequence[bytes]) -> None:
         self._thread.wait_for_batch()  # one of them may be about to be committed
         self._host.forget(hashes)
-        if self._disk is not None:
-            self._disk.forget(hashes)
-        if self._store is not None:
-            self._store.forget(hashes)
+        for tier in self._behind:
+            tier.forget(hashes)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
-        if self._disk is not None:
-            self._disk.note_reuse(hashes)
+        for tier in self._behind:
+            tier.note_reuse(hashes)
 
     def end_chain(self, hashes: Sequence[bytes]) -> None:
         self._host.refresh(hashes)
@@ -116,15 +116,16 @@ class TieredCache(Tiers):
             return None
         if name in self._host:
             return "host"
-        if self._disk is not None and name in self._disk.disk and not self._disk.is_stuck:
-            return "disk"
-        return "store" if self._store is not None and name in self._store and self._store.is_usable else None
+        for tier in self._behind:
+            if name in tier and tier.is_usable:
+                return tier.kind
+        return None
 
     def pays(self, names: Sequence[bytes], num_tokens: int) -> bool:
         places = Counter(map(self.place_of, names))
         rate, fetch_s = self.mover.fetch_rate, self._fetch_s(len(names))
-        for num_blocks, tier in (places["disk"], self._disk), (places["store"], self._store):
-            if num_blocks and tier is not None:
+        for tier in self._behind:
+            if num_blocks := places[tier.kind]:
                 rate = tier.rate
                 fetch_s += rate.predict_s(num_blocks * self._block_bytes)
         return rate.is_worth_it(fetch_s, self._recompute_s(num_tokens))
@@ -135,16 +136,15 @@ class TieredCache(Tiers):
         return self._store.look_up(names)
 
     def read(self, hashes: Sequence[bytes]) -> Transfer:
-        # One that has failed since they were found reads nothing, and the sequence computes.
-        source = self._store if self._disk is None or "store" in map(self.place_of, hashes) else self._disk
-        assert source is not None, "there is nothing behind the host tier"
-        read = source.read(hashes, self._block_bytes)
-        self._reads.add(read)
-        return read
+        places = set(map(self.place_of, hashes))
+        found = [tier for tier in self._behind if tier.kind in places]
+        source = (
+            found[-1] if found else self._behind[0]
+        )  # it has failed since: the sequence will wait in vain, and compute
+        return self._begin(source.read(hashes, self._block_bytes))
 
     def take_read(self, owner: Hashable, transfer: Transfer) -> int:
         assert isinstance(transfer, TierRead)
-        self._reads.discard(transfer)
         slots = transfer.take()
         self._pin(owner, slots)
         if len(slots) < len(transfer.hashes):
@@ -154,9 +154,7 @@ class TieredCache(Tiers):
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
         if self._peers is None or self._thread.is_broken:
             return None
-        read = self._peers.reader.read(source, self._peers.identity, names, self._block_bytes)
-        self._reads.add(read)
-        return read
+        return self._begin(self._peers.reader.read(source, self._peers.identity, names, self._block_bytes))
 
     def begin_hand_over(self, hand_over: str) -> None:
         self._awaited[hand_over] = True
@@ -174,15 +172,11 @@ class TieredCache(Tiers):
         return fetch
 
     def cancel(self, transfer: Transfer) -> None:
-        if isinstance(transfer, TierRead):
-            self._reads.discard(transfer)
+        if isinstance(transfer, HostFetch):
+            self._thread.cancel(transfer)
+        else:
+            assert isinstance(transfer, TierRead | StoreLookup)
             transfer.cancel()
-            return
-        if isinstance(transfer, StoreLookup):
-            transfer.is_cancelled = True
-            return
-        assert isinstance(transfer, HostFetch)
-        self._thread.cancel(transfer)
 
     # Swap
 
@@ -213,8 +207,8 @@ class TieredCache(Tiers):
     def reset(self) -> None:
         self._fresh.clear()
         self._thread.reset()
-        for read in list(self._reads):
-            self.cancel(read)
+        for read in self._reads:
+            read.cancel()
         for owner in list(self._pins):
             self.unpin(owner)
 
@@ -232,8 +226,11 @@ class TieredCache(Tiers):
     def wait_until_idle(self, timeout_s: float) -> bool:
         """Wait until all has been stored that can be, for a look at it."""
         idle = self._thread.wait_until_idle(timeout_s)
-        behind = [tier for tier in (self._disk, self._store) if tier is not None]
-        return idle and all(tier.wait_until_idle(timeout_s) for tier in behind)
+        return idle and all(tier.wait_until_idle(timeout_s) for tier in self._behind)
+
+    def _begin(self, read: ReadT) -> ReadT:
+        self._reads = [*(each for each in self._reads if not each.is_cancelled), read]
+        return read
 
     def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:

@@ -257,8 +257,8 @@ DANGEROUS = (
     ),
     Mutant(
         "engine/kv/tiered_cache.py",
-        "            self._reads.discard(transfer)\n            transfer.cancel()\n",
-        "            self._reads.discard(transfer)\n",
+        "TierRead | StoreLookup)\n            transfer.cancel()\n",
+        "TierRead | StoreLookup)\n",
         "what a read brings for nobody stays pinned",
     ),
     Mutant(

@@ -430,7 +430,7 @@ def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest
 class Store:
     """The thread of a store that may be asked, or not."""
 
-    identity = "store"
+    kind = identity = "store"
     rate = SimpleNamespace(bytes_per_s=0.0)
 
     def __init__(self) -> None:
@@ -488,19 +488,19 @@ def test_what_happens_to_blocks_is_told_to_every_tier_that_may_have_them(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, object]] = []
-    parts = {part: Noted(told, part) for part in ("host", "disk", "store")}
-    for part, noted in parts.items():
-        monkeypatch.setattr(rig.tiers, f"_{part}", noted)
+    host, behind = rig.host, rig.tiers._behind
+    monkeypatch.setattr(rig.tiers, "_host", Noted(told, "host"))
+    monkeypatch.setattr(rig.tiers, "_behind", [Noted(told, "disk"), Noted(told, "store")])
     names = [name(1), name(2)]
     rig.tiers.touch(names)
     rig.tiers.end_chain(names)
     rig.tiers.forget(names)
     assert told == [
-        *(("host.touch", names), ("disk.note_reuse", names), ("host.refresh", names)),
+        *(("host.touch", names), ("disk.note_reuse", names), ("store.note_reuse", names), ("host.refresh", names)),
         *(("host.forget", names), ("disk.forget", names), ("store.forget", names)),
     ]
-    for part, before in (("host", rig.host), ("disk", rig.disk), ("store", None)):
-        monkeypatch.setattr(rig.tiers, f"_{part}", before)
+    monkeypatch.setattr(rig.tiers, "_host", host)
+    monkeypatch.setattr(rig.tiers, "_behind", behind)
 
 
 def test_hosts_that_fetch_from_here_hear_of_hand_overs_and_what_is_asked_of_them_ends_with_a_reset(rig: Rig) -> None:
