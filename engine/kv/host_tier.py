@@ -66,6 +66,7 @@ class HostTier:
         self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
         self._slots: dict[bytes, HostSlot] = {}  # written, or being written
         self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
+        self._num_filling = 0  # slots that are neither committed nor abandoned
 
     @classmethod
     def open(
@@ -121,11 +122,13 @@ class HostTier:
                 return None
             slot = self._slots[block_hash] = HostSlot(file, index, block_hash, pins=1)
             self.used_bytes += file.stride
+            self._num_filling += 1
             return slot
 
     def commit(self, slot: HostSlot, checksum: int) -> None:
         """Let others find a slot whose bytes are whole. The pin stays."""
         with self._lock:
+            self._num_filling -= 1
             slot.checksum = checksum
             slot.is_verified = True
             if not slot.is_forgotten:
@@ -135,6 +138,7 @@ class HostTier:
     def abandon(self, slot: HostSlot) -> None:
         """Free a slot that was not filled."""
         with self._lock:
+            self._num_filling -= 1
             self._forget(slot)
             self._unpin(slot)
 
@@ -207,9 +211,12 @@ class HostTier:
                     self._forget(slot)
 
     def close(self) -> None:
-        """Close the files, which stay for the next owner."""
+        """Close the files, which stay for the next owner: once this process has ended, where a thread that hangs may still write to them."""
         with self._lock:
-            os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
+            if self._num_filling:
+                log.warning("%d blocks of the host KV tier are still being filled", self._num_filling)
+            else:
+                os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
             self._slots.clear()
             for file in self._files.values():
                 file.close()

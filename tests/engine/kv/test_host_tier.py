@@ -232,6 +232,38 @@ def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
         after.close()
 
 
+def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs_before_this_one_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A read from a disk that hangs may still write to the slot, which the next owner would give to another block."""
+    tier = HostTier.open(tmp_path, 10 * STRIDE)
+    slots = [tier.reserve(name(n), SIZE) for n in range(3)]
+    commit, abandon, forget = slots
+    assert commit is not None
+    assert abandon is not None
+    assert forget is not None
+    tier.commit(commit, 0)
+    tier.abandon(abandon)
+    tier.forget([name(2)])
+    tier.close()
+    assert "still being filled" in caplog.text
+    with pytest.raises(TierError, match="another engine host is using it"):
+        HostTier.open(tmp_path, 10 * STRIDE)
+    os.close(tier._lock_fd)
+
+
+def test_a_tier_whose_slots_are_all_filled_or_given_up_is_anybodys_when_it_is_closed(tmp_path: Path) -> None:
+    tier = HostTier.open(tmp_path, 10 * STRIDE)
+    for end in (lambda slot: tier.commit(slot, 0), tier.abandon):
+        slot = tier.reserve(name(1), SIZE)
+        assert slot is not None
+        tier.forget([name(1)])
+        end(slot)
+    assert put(tier, 3)
+    tier.close()
+    HostTier.open(tmp_path, 10 * STRIDE).close()
+
+
 def test_nobody_else_may_read_it(tier: HostTier, tmp_path: Path) -> None:
     put(tier, 1)
     modes = {
