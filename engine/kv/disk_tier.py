@@ -16,9 +16,9 @@ from pathlib import Path
 from zlib import crc32
 
 from engine.kv.error_backoff import ErrorBackoff
-from engine.kv.host_tier import TierError
 from engine.kv.segment_file import HEADER_BYTES, BlockRecord, Segment
 from engine.kv.slot_file import lock_directory
+from engine.kv.tiers import TierError
 
 log = logging.getLogger(__name__)
 

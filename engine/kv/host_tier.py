@@ -16,16 +16,14 @@ from zlib import crc32
 import torch
 
 from engine.kv.recency import SegmentedOrder
-from engine.kv.slot_file import SlotFile, lock_directory, slot_file_path
+from engine.kv.slot_file import SlotFile, lock_directory
+from engine.kv.slot_space import SlotSpace
+from engine.kv.tiers import TierError
 from engine.registered_memory import RegisteredMemory
 
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-
-
-class TierError(Exception):
-    """A tier cannot be used here; the message says why and what to change."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,17 +51,13 @@ class HostTier:
     def __init__(
         self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], device: torch.device
     ) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
+        self.space = SlotSpace(directory, limit_bytes, device)
         self.num_corrupt = 0
         self.num_evicted = 0
         self.directory = directory
         self._lock_fd = lock_fd
         self._clock = clock
-        self._device = device
         self._lock = threading.Lock()
-        self._files: dict[int, SlotFile] = {}  # by slot bytes
-        self._free: dict[int, list[int]] = {}  # slots of each that are empty: no header names them
         self._slots: dict[bytes, HostSlot] = {}  # written, or being written
         self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
         self._num_filling = 0  # slots that are neither committed nor abandoned
@@ -107,7 +101,7 @@ class HostTier:
         """Make room for blocks of this size, and return where they lie. Raises TierError where not one of them fits."""
         with self._lock:
             try:
-                return self._file_of(block_bytes).registered
+                return self.space.file_of(block_bytes).registered
             except OSError as error:
                 raise TierError(f"the host KV tier at {self.directory} cannot grow: {error.strerror}") from error
 
@@ -116,12 +110,11 @@ class HostTier:
         with self._lock:
             if block_hash in self._slots:
                 return None
-            file = self._file_of(block_bytes)
-            index = self._make_room(file)
+            file = self.space.file_of(block_bytes)
+            index = self._take_slot(file)
             if index is None:
                 return None
             slot = self._slots[block_hash] = HostSlot(file, index, block_hash, pins=1)
-            self.used_bytes += file.stride
             self._num_filling += 1
             return slot
 
@@ -218,73 +211,28 @@ class HostTier:
             else:
                 os.close(self._lock_fd)  # first: to unregister 64 GiB takes a second
             self._slots.clear()
-            for file in self._files.values():
-                file.close()
-            self._files.clear()
+            self.space.close()
 
     def _recover(self) -> None:
-        found = []
-        for path in sorted(self.directory.glob("slots-*.kv")):
-            size = path.stem.removeprefix("slots-")
-            if not size.isdecimal() or not self._num_slots(int(size)):
-                path.unlink()
-                continue
-            file = self._file_of(int(size))
-            found += [(slot, file) for slot in file.find()]
-            used = {slot.number for slot, of in found if of is file}
-            self._free[file.slot_bytes] = [i for i in reversed(range(file.num_slots)) if i not in used]
-        for (index, block_hash, checksum, _), file in sorted(found, key=lambda pair: pair[0].last_use):
+        for (index, block_hash, checksum, _), file in sorted(self.space.find(), key=lambda pair: pair[0].last_use):
             if block_hash in self._slots:  # of two sizes: one of them is no block any model would ask for
-                self._drop_slot(file, index)
+                self.space.release(file, index)
                 continue
             self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
             self._order.add(block_hash, file.stride)
-            self.used_bytes += file.stride
         if self._slots:
-            log.info(
-                "the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), self.used_bytes / 2**20
-            )
+            used_mib = self.space.used_bytes / 2**20
+            log.info("the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), used_mib)
 
-    def _file_of(self, block_bytes: int) -> SlotFile:
-        if block_bytes not in self._files:
-            num_slots = self._num_slots(block_bytes)
-            if num_slots == 0:
-                raise TierError(
-                    f"a KV block of {block_bytes} bytes does not fit the host KV tier of {self.limit_bytes} bytes; raise kv_host_gib"
-                )
-            path = slot_file_path(self.directory, block_bytes)
-            self._files[block_bytes] = SlotFile(path, block_bytes, num_slots, self._device)
-            self._free[block_bytes] = list(reversed(range(num_slots)))
-        return self._files[block_bytes]
-
-    def _num_slots(self, block_bytes: int) -> int:
-        page = os.sysconf("SC_PAGESIZE")
-        return self.limit_bytes // (-(-block_bytes // page) * page) if block_bytes else 0
-
-    def _make_room(self, file: SlotFile) -> int | None:
-        """Return an empty slot of `file` with pages under it, inside the limit of all files together."""
-        free = self._free[file.slot_bytes]
-        while not free or self.used_bytes + file.stride > self.limit_bytes:
+    def _take_slot(self, file: SlotFile) -> int | None:
+        """Return an empty slot of `file`, for which others give way."""
+        while not self.space.has_room(file):
             if not self._evict(file):
                 return None
-        index = free.pop()
-        try:
-            file.provide(index)
-        except OSError as error:
-            free.append(index)
-            self._shrink(max(self.used_bytes, file.stride), error)
-            return None  # the next one evicts
+        index = self.space.take(file)
+        if index is None:  # the limit is lower now: the next one evicts
+            self._order.resize(self.space.limit_bytes)
         return index
-
-    def _shrink(self, limit_bytes: int, error: OSError) -> None:
-        """Lower the limit: a container's /dev/shm has often 64 MiB, whatever the configuration says."""
-        if limit_bytes < self.limit_bytes:
-            log.warning(
-                "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",
-                self.directory, error.strerror, limit_bytes / 2**20, self.limit_bytes / 2**20,
-            )  # fmt: skip
-            self.limit_bytes = limit_bytes
-            self._order.resize(limit_bytes)
 
     def _evict(self, wanting: SlotFile) -> bool:
         oldest = self._order.oldest()
@@ -292,18 +240,9 @@ class HostTier:
             return False
         self._order.remove(oldest)
         slot = self._slots.pop(oldest)
-        self.used_bytes -= slot.file.stride
         self.num_evicted += 1
-        if slot.file is wanting:  # it is filled again at once, and keeps its pages
-            slot.file.clear(slot.index)
-            self._free[wanting.slot_bytes].append(slot.index)
-        else:
-            self._drop_slot(slot.file, slot.index)
+        self.space.release(slot.file, slot.index, keeps_pages=slot.file is wanting)
         return True
-
-    def _drop_slot(self, file: SlotFile, index: int) -> None:
-        file.give_back(index)
-        self._free[file.slot_bytes].append(index)
 
     def _forget(self, slot: HostSlot) -> None:
         """Make a slot unfindable, and free it as soon as it is not pinned."""
@@ -314,7 +253,7 @@ class HostTier:
         slot.file.clear(slot.index)
         if slot.pins == 0:
             self._order.remove(slot.block_hash)
-            self._free_forgotten(slot)
+            self.space.release(slot.file, slot.index)
 
     def _unpin(self, slot: HostSlot) -> None:
         assert slot.pins > 0, "a slot was unpinned more often than it was pinned"
@@ -322,10 +261,6 @@ class HostTier:
         if slot.pins:
             return
         if slot.is_forgotten:
-            self._free_forgotten(slot)
+            self.space.release(slot.file, slot.index)
         else:
             self._order.add(slot.block_hash, slot.file.stride, slot.is_protected)
-
-    def _free_forgotten(self, slot: HostSlot) -> None:
-        self._drop_slot(slot.file, slot.index)
-        self.used_bytes -= slot.file.stride

@@ -15,6 +15,10 @@ LOOKUP_TIMEOUT_S = 1.0  # for which it waits to hear what the store has
 Tier = Literal["host", "disk", "store"]
 
 
+class TierError(Exception):
+    """A tier cannot be used here; the message says why and what to change."""
+
+
 class TierLoad(NamedTuple):
     """The state of an engine's tiers."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from engine.kv import disk_tier
 from engine.kv.disk_tier import DiskTier
-from engine.kv.host_tier import TierError
+from engine.kv.tiers import TierError
 from tests.engine.kv.test_host_tier import content, kill_in, name
 
 SIZE = 1000

@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.disk_tier import DiskTier
-from engine.kv.host_tier import HostTier, TierError
+from engine.kv.host_tier import HostTier
 from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader, lock_directory
+from engine.kv.tiers import TierError
 from tests.engine.fake_registrar import REFUSAL, FakeRegistrar, until
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +87,7 @@ def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
 def test_the_oldest_gives_way_and_the_limit_holds(tier: HostTier) -> None:
     for n in range(25):
         assert put(tier, n)
-        assert tier.used_bytes <= tier.limit_bytes
+        assert tier.space.used_bytes <= tier.space.limit_bytes
     assert [n for n in range(25) if name(n) in tier] == list(range(15, 25))
 
 
@@ -134,16 +135,16 @@ def test_a_forgotten_block_stays_readable_for_those_who_hold_it(tier: HostTier) 
     for n in range(20, 40):
         put(tier, n)
     assert bytes(slot.memory) == content(1)
-    used = tier.used_bytes
+    used = tier.space.used_bytes
     tier.unpin([slot])
-    assert tier.used_bytes == used - STRIDE
+    assert tier.space.used_bytes == used - STRIDE
 
 
 def test_blocks_of_several_sizes_share_one_limit(tier: HostTier) -> None:
     for n in range(10):
         put(tier, n)
     assert put(tier, 100, size=5 * PAGE)
-    assert tier.used_bytes <= tier.limit_bytes
+    assert tier.space.used_bytes <= tier.space.limit_bytes
     assert read(tier, 100) == content(100, 5 * PAGE)
     assert [name(n) in tier for n in range(10)] == [False] * 2 + [True] * 8
     with pytest.raises(TierError, match="raise kv_host_gib"):
@@ -176,7 +177,7 @@ def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
 
     monkeypatch.setattr(SlotFile, "provide", full_after_four)
     assert [put(tier, n) for n in range(8)] == [True] * 4 + [False] + [True] * 3
-    assert tier.limit_bytes == 4 * STRIDE
+    assert tier.space.limit_bytes == 4 * STRIDE
     assert [n for n in range(8) if name(n) in tier] == [3, 5, 6, 7]
     assert caplog.text.count("makes do with") == 1
 
@@ -202,7 +203,7 @@ def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has
     provide = SlotFile.provide
 
     def provide_ten(file: SlotFile, index: int) -> None:
-        if tier.used_bytes >= 10 * STRIDE:
+        if tier.space.used_bytes >= 10 * STRIDE:
             raise OSError(errno.ENOSPC, "no room")
         provide(file, index)
 
@@ -295,7 +296,7 @@ def test_the_next_process_finds_what_the_last_left_in_order_of_use(tmp_path: Pat
     read(first, 0)
     first.close()
     second = HostTier.open(tmp_path, 10 * STRIDE)
-    assert second.used_bytes == 10 * STRIDE
+    assert second.space.used_bytes == 10 * STRIDE
     assert all(name(n) in second for n in range(10))
     put(second, 10)
     assert [n for n in range(11) if name(n) not in second] == [1], "0 was used later"
@@ -336,7 +337,7 @@ def test_a_damaged_block_is_bad_however_often_those_who_hold_it_look(tmp_path: P
     assert [second.is_sound(slot) for slot in (*pinned, *pinned)] == [False] * 4
     assert second.num_corrupt == 1
     second.unpin(pinned)
-    assert second.used_bytes == 0
+    assert second.space.used_bytes == 0
     second.close()
 
 
@@ -379,7 +380,7 @@ def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_
         tier.close()
     shutil.copy(tmp_path / "2" / f"slots-{PAGE}.kv", tmp_path / "1")
     both = HostTier.open(tmp_path / "1", 10 * STRIDE)
-    assert (len(both), both.used_bytes, read(both, 7)) == (1, STRIDE, content(7))
+    assert (len(both), both.space.used_bytes, read(both, 7)) == (1, STRIDE, content(7))
     assert all(put(both, 100 + n, size=PAGE) for n in range(30)), "every slot of the other size can be had"
     both.close()
 
@@ -390,7 +391,7 @@ def test_what_is_forgotten_twice_is_freed_once(tier: HostTier) -> None:
     tier.forget([name(1)])
     tier.forget([name(1)])
     tier.abandon(slot)
-    assert tier.used_bytes == 0
+    assert tier.space.used_bytes == 0
     assert [put(tier, n) for n in range(10)] == [True] * 10
     assert [n for n in range(10) if name(n) in tier] == list(range(10))
 
@@ -432,7 +433,7 @@ def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
     """What the next process would find if this one were killed now."""
     left = tmp_path / "left"
     shutil.copytree(tmp_path / "tier", left)
-    heir = HostTier.open(left, tier.limit_bytes)
+    heir = HostTier.open(left, tier.space.limit_bytes)
     found = [n for n in range(100) if name(n) in heir]
     heir.close()
     return found
@@ -466,7 +467,7 @@ def test_a_block_that_was_forgotten_while_it_was_written_is_never_found(tier: Ho
     assert name(1) not in tier
     assert found_after_a_kill(tier, tmp_path) == []
     tier.unpin([slot])
-    assert tier.used_bytes == 0
+    assert tier.space.used_bytes == 0
 
 
 WRITER = """
@@ -503,7 +504,7 @@ def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_pa
     assert name(5) in tier
     assert name(6) not in tier
     assert read(tier, 5) == content(5)
-    assert tier.used_bytes == STRIDE
+    assert tier.space.used_bytes == STRIDE
     tier.close()
 
 
@@ -551,11 +552,11 @@ def test_whatever_happens_a_found_block_is_the_right_one_and_the_limit_holds(
             tier.close()
             tier = HostTier.open(directory, 6 * STRIDE)
             assert {n for n in range(120) if name(n) in tier} == before
-        assert tier.used_bytes <= tier.limit_bytes
+        assert tier.space.used_bytes <= tier.space.limit_bytes
         for held, slot in pinned:
             assert bytes(slot.memory) == content(held)
     tier.unpin([slot for _, slot in pinned])
-    assert tier.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
+    assert tier.space.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
     tier.close()
 
 

@@ -407,7 +407,7 @@ def test_nothing_of_a_peer_that_lies_is_kept(tmp_path: Path, lie: str) -> None:
         until(lambda: read.is_done)
         assert read.take() == []
         assert len(here) == 0
-        assert here.used_bytes == 0
+        assert here.space.used_bytes == 0
     reader.close()
     here.close()
 
