@@ -2,14 +2,17 @@
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
 
-from dialects.kept_responses import ResponseStore
+from dialects.kept_responses import Conversation, KeptResponse, joined
 from wire.chat import MAX_MESSAGES
 from wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from dialects.response_store import ResponseStore
 
 Fields = dict[str, Any]
 
@@ -49,58 +52,66 @@ def read_fields(raw: bytes) -> Any:
 class AskedResponse:
     """A request, and what the application inside is asked instead."""
 
-    def __init__(self, fields: Fields, tenant: str, store: ResponseStore) -> None:
+    def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
+        """`is_kept`: whether responses are kept here at all. Raises ApiError."""
         self.tenant = tenant
+        self.fields = fields
         self.previous = fields.get("previous_response_id")
         self.is_background = fields.get("background") is True
-        self.is_stored = fields.get("store") is not False
+        self.is_stored = is_kept and fields.get("store") is not False
         self.wants_stream = fields.get("stream") is True
-        self.model = fields.get("model")
-        if self.is_background and not self.is_stored:
-            raise ApiError(
-                "invalid_request", "background: a background response is kept: leave store out", param="background"
-            )
-        before: tuple[bytes, ...] = ()
-        if self.previous is not None:
-            if not isinstance(self.previous, str):
-                raise ApiError(
-                    "invalid_request", "previous_response_id: must be a string", param="previous_response_id"
-                )
-            response = store.find(self.previous, tenant, "previous_response_id")
-            if not response.is_ended:
-                sentence = f"the response {self.previous[:100]!r} has not ended yet"
-                raise ApiError("conflict", sentence, param="previous_response_id")
-            before = (*response.items, *response.output_items())
-        given = fields["input"]
-        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-        self.num_before = len(before)
-        self.items = (*before, *(_kept_item(item, tenant, store) for item in items))
-        self.inner: Fields = {
-            name: value for name, value in fields.items() if name not in ("previous_response_id", "background")
-        }
-        self.inner["store"] = False
-        if self.is_background:
-            self.inner["stream"] = True
-        if before or not isinstance(given, str):
-            self.inner["input"] = [orjson.Fragment(item) for item in self.items]
+        self.before: Conversation | None = None
+        self.own = b""
         self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
+        if self.is_background and not self.is_stored:
+            said = "leave store out" if is_kept else "none is kept here"
+            raise ApiError("invalid_request", f"background: such a response is kept: {said}", param="background")
+        if self.previous is not None and not isinstance(self.previous, str):
+            raise ApiError("invalid_request", "previous_response_id: must be a string", param="previous_response_id")
+
+    async def gather(self, store: "ResponseStore") -> None:
+        """Find all that is referred to. Raises ApiError."""
+        if self.previous is not None:
+            self.before = await store.conversation(self.previous, self.tenant, "previous_response_id")
+        given = self.fields["input"]
+        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+        found = await store.items([name for item in items if (name := _reference(item)) is not None], self.tenant)
+        self.own = joined(*(found.get(_reference(item) or "") or _kept_item(item) for item in items))
+
+    def inner(self) -> Fields:
+        """Return the body that the application inside gets."""
+        named = ("previous_response_id", "background")
+        inner = {name: value for name, value in self.fields.items() if name not in named}
+        inner["store"] = False
+        if self.is_background:
+            inner["stream"] = True
+        if self.before is not None or not isinstance(self.fields["input"], str):
+            before = b"" if self.before is None else self.before.items
+            inner["input"] = orjson.Fragment(b"[" + joined(before, self.own) + b"]")
+        return inner
 
     def patched(self, response: Fields) -> Fields:
         """Return the inner application's response as the client is to see it."""
         told = {"previous_response_id": self.previous, "store": self.is_stored, "background": self.is_background}
         return {**response, **told, **({"id": self.id} if self.id is not None else {})}
 
-    def queued(self) -> Fields:
-        return self.patched({
+    def queued(self) -> KeptResponse:
+        """Return a background response that has not begun."""
+        return self.kept(self.patched({
             "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
-            "model": self.model, "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
-        })  # fmt: skip
+            "model": self.fields.get("model"), "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+        }))  # fmt: skip
+
+    def kept(self, response: Fields) -> KeptResponse:
+        return KeptResponse(self.tenant, response, self.own, self.before)
 
 
-def _kept_item(item: Any, tenant: str, store: ResponseStore) -> bytes:
-    """Return an item with an id, or what a reference to one stands for."""
-    if not isinstance(item, dict):
-        return orjson.dumps(item)
-    if item.get("type") == "item_reference" and isinstance(item.get("id"), str):
-        return store.item(item["id"], tenant) or orjson.dumps(item)
-    return orjson.dumps(item if "id" in item else {"id": f"item_{os.urandom(12).hex()}", **item})
+def _reference(item: Any) -> str | None:
+    is_one = isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+    return item["id"] if is_one else None
+
+
+def _kept_item(item: Any) -> bytes:
+    """Return an item with an id."""
+    has_one = not isinstance(item, dict) or "id" in item
+    return orjson.dumps(item if has_one else {"id": f"item_{os.urandom(12).hex()}", **item})

@@ -1,36 +1,50 @@
-"""Responses that are kept between requests, bounded in bytes and in time: what was asked and answered, and the events of one that is made in the
-background. A long conversation is kept once, however many responses it has.
+"""A response that outlives its request: what was asked and answered, and the events of one that is made in the background, which readers follow.
 
-A response belongs to the tenant that asked for it; nobody else learns that there is one. Knows no HTTP.
+Knows no HTTP, and not where responses are kept (response_store.py).
 """
 
 import asyncio
-import time
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import orjson
 
 from wire.errors import ApiError
+from wire.sse import encode_event
 
-KEEP_S = 24 * 3600.0
-MAX_BYTES = 64 << 20  # of all that is kept
-ENTRY_BYTES = 500  # what an item or an event costs beside its bytes
+LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
+
+
+class Keeping(NamedTuple):
+    """The file that responses are kept in, how much of them, and for how long."""
+
+    path: Path
+    max_bytes: int  # 0: none is kept
+    keep_s: float
+
+
+class Conversation(NamedTuple):
+    """A kept response that another one goes on from, with all that was said until its end."""
+
+    number: int  # the row of it; 0: it is not written yet
+    id: str
+    items: bytes  # JSON, with commas between
 
 
 class KeptResponse:
     """One response: of a background one, as far as it is made."""
 
-    def __init__(self, tenant: str, fields: dict[str, Any], items: tuple[bytes, ...], num_before: int) -> None:
-        """`fields`: the response itself, as clients see it. `items`: all of its input, of which `num_before` came from responses before it."""
+    def __init__(
+        self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: Conversation | None = None
+    ) -> None:
+        """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
-        self.items = items
-        self.num_before = num_before
+        self.own = own
+        self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
-        self.touched_at = time.monotonic()
+        self.is_deleted = False
         self._changed = asyncio.Event()
 
     @property
@@ -42,13 +56,12 @@ class KeptResponse:
         return self.fields["status"] not in ("queued", "in_progress")
 
     @property
-    def num_bytes(self) -> int:
-        """Return what it has beside its items, which it shares with the responses before it."""
-        events = sum(map(len, self.events)) + ENTRY_BYTES * (len(self.events) + 4)
-        return events + 8 * len(self.items) + 2 * len(orjson.dumps(self.fields))
+    def input(self) -> bytes:
+        return joined(b"" if self.before is None else self.before.items, self.own)
 
-    def output_items(self) -> tuple[bytes, ...]:
-        return tuple(orjson.dumps(item) for item in self.fields["output"])
+    @property
+    def output(self) -> bytes:
+        return orjson.dumps(self.fields["output"])[1:-1]
 
     def add_event(self, event: bytes) -> None:
         self.events.append(event)
@@ -57,8 +70,9 @@ class KeptResponse:
     def end_as(self, status: str, error: ApiError | None = None) -> None:
         """End it from outside, unless it has ended."""
         if not self.is_ended:
-            told = None if error is None else {"code": error.word, "message": error.message}
-            self.fields = {**self.fields, "status": status, "error": told}
+            self.fields = ended_fields(self.fields, status, error)
+            if status == "failed":
+                self.events.append(failed_event(self.fields, len(self.events)))
         self.notify()
 
     def notify(self) -> None:
@@ -71,127 +85,21 @@ class KeptResponse:
             await self._changed.wait()
         return self.events[place:], self.is_ended
 
-
-class _TenantResponses:
-    """One tenant's part of what is kept. An item that several responses have is one object, and counts once."""
-
-    def __init__(self) -> None:
-        # With their bytes; the longest untouched first.
-        self.responses: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
-        self.num_bytes = 0
-        self._uses: dict[int, int] = {}  # of an item, by its object
-
-    def add(self, response: KeptResponse) -> int:
-        """Return how many bytes more there are now."""
-        num_bytes = response.num_bytes
-        self.responses[response.id] = (response, num_bytes)
-        for item in response.items:
-            uses = self._uses.get(id(item), 0)
-            self._uses[id(item)] = uses + 1
-            num_bytes += 0 if uses else len(item) + ENTRY_BYTES
-        self.num_bytes += num_bytes
-        return num_bytes
-
-    def drop(self, response_id: str) -> int:
-        """Return how many bytes fewer there are now."""
-        response, num_bytes = self.responses.pop(response_id)
-        for item in response.items:
-            uses = self._uses.pop(id(item)) - 1
-            if uses:
-                self._uses[id(item)] = uses
-            else:
-                num_bytes += len(item) + ENTRY_BYTES
-        self.num_bytes -= num_bytes
-        return num_bytes
-
-    @property
-    def victim(self) -> KeptResponse | None:
-        """Return the longest untouched, but for those that are being made."""
-        return next((response for response, _ in self.responses.values() if response.is_ended), None)
+    async def end(self) -> None:
+        while not self.is_ended:
+            await self._changed.wait()
 
 
-class ResponseStore:
-    """Bounded for all tenants together: the one that has most makes room."""
+def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) -> dict[str, Any]:
+    told = None if error is None else {"code": error.word, "message": error.message}
+    return {**fields, "status": status, "error": told}
 
-    def __init__(
-        self, *, max_bytes: int = MAX_BYTES, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._keep_s = keep_s
-        self._clock = clock
-        self._all: OrderedDict[str, KeptResponse] = OrderedDict()  # the longest untouched first
-        self._tenants: dict[str, _TenantResponses] = {}  # by tenant
-        self._outputs: dict[tuple[str, str], bytes] = {}  # items of answers, by tenant and id
-        self.num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._all)
+def failed_event(fields: dict[str, Any], number: int) -> bytes:
+    """Return the last event of a response that was ended from outside."""
+    kind = "response.failed"
+    return encode_event(orjson.dumps({"type": kind, "sequence_number": number, "response": fields}), name=kind)
 
-    def keep(self, response: KeptResponse) -> None:
-        """Keep a response, or what it is by now."""
-        self._drop(response.id)
-        self._all[response.id] = response
-        self.num_bytes += self._tenants.setdefault(response.tenant, _TenantResponses()).add(response)
-        response.touched_at = self._clock()
-        for item in response.fields["output"]:
-            self._outputs[response.tenant, str(item["id"])] = orjson.dumps(item)
-        self._forget()
 
-    def find(self, response_id: str, tenant: str, param: str | None = None) -> KeptResponse:
-        """Return a response. Raises ApiError: somebody else's is none."""
-        self._forget()
-        kept = self._all.get(response_id)
-        if kept is None or kept.tenant != tenant:
-            sentence = f"there is no response {response_id[:100]!r} here: it was never kept, was never yours, or its time is over"
-            raise ApiError("not_found", sentence, param=param)
-        self._all.move_to_end(response_id)
-        self._tenants[tenant].responses.move_to_end(response_id)
-        kept.touched_at = self._clock()
-        return kept
-
-    def item(self, item_id: str, tenant: str) -> bytes | None:
-        """Return an item of some answer that is kept."""
-        return self._outputs.get((tenant, item_id))
-
-    def has(self, response: KeptResponse) -> bool:
-        """Tell whether a response has not been deleted."""
-        return response.id in self._all
-
-    def delete(self, response: KeptResponse) -> None:
-        if response.task is not None:
-            response.task.cancel()
-        self._drop(response.id)
-
-    async def close(self) -> None:
-        """End those that are being made."""
-        tasks = [kept.task for kept in self._all.values() if kept.task is not None and not kept.task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _drop(self, response_id: str) -> None:
-        kept = self._all.pop(response_id, None)
-        if kept is None:
-            return
-        tenant = self._tenants[kept.tenant]
-        self.num_bytes -= tenant.drop(response_id)
-        if not tenant.responses:
-            del self._tenants[kept.tenant]
-        for item in kept.fields["output"]:
-            self._outputs.pop((kept.tenant, str(item["id"])), None)
-
-    def _forget(self) -> None:
-        now, over = self._clock(), list[str]()
-        for response_id, kept in self._all.items():
-            if now - kept.touched_at <= self._keep_s:
-                break
-            if kept.is_ended:
-                over.append(response_id)
-        for response_id in over:
-            self._drop(response_id)
-        while self.num_bytes > self._max_bytes and (victim := self._victim()) is not None:
-            self._drop(victim.id)
-
-    def _victim(self) -> KeptResponse | None:
-        tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.num_bytes, reverse=True)
-        return next((victim for tenant in tenants if (victim := tenant.victim) is not None), None)
+def joined(*items: bytes) -> bytes:
+    return b",".join(part for part in items if part)

@@ -2,25 +2,29 @@
 is read, cancelled or deleted by id.
 
 The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
-has this before its sites, and a site that is asked without a router before its engine. Responses are kept in this process: another router, or this
-one after a restart, does not know them, and says so.
+has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk
+(response_store.py): another router does not know them, and says so.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dialects.asked_responses import AskedResponse, Fields, read_fields
-from dialects.kept_responses import KeptResponse, ResponseStore
+from dialects.kept_responses import Keeping, KeptResponse, failed_event
 from wire.credentials import Access, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
+
+if TYPE_CHECKING:
+    from dialects.response_store import ResponseStore
 
 RESPONSES = "/v1/responses"  # at the end of a path, or before an id
 BODY_TIMEOUT_S = 60.0
@@ -28,13 +32,14 @@ AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
 HEARTBEAT_S = 10.0
 MOST_LISTED = 100
+SWEEP_EVERY_S = 600.0
 _PATH = re.compile(
     r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses(?:/(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?)?$"
 )
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
-
+_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # of what is kept
 
 log = logging.getLogger("pilotlight.http")
 
@@ -44,11 +49,22 @@ class _ClientGone(Exception):
 
 
 class ResponsesApp:
-    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int) -> None:
-        self.store = ResponseStore()
+    """Run `run()` as a task; `close()` behind it."""
+
+    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: Keeping) -> None:
         self._app = app
         self._access = access
         self._max_body_bytes = max_body_bytes
+        self._keeping = keeping
+        self._store: ResponseStore | None = None
+
+    @property
+    def store(self) -> "ResponseStore":
+        if self._store is None:
+            from dialects.response_store import ResponseStore  # SQLite's import takes 9 ms, which no start waits for
+
+            self._store = ResponseStore(self._keeping)
+        return self._store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -59,9 +75,18 @@ class ResponsesApp:
         except _ClientGone:
             return
 
+    async def run(self) -> None:
+        """Delete what is past its time, again and again."""
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            if self._keeping.path.exists():
+                with contextlib.suppress(ApiError):  # which the log tells
+                    await self.store.sweep()
+
     async def close(self) -> None:
         """End what is being made in the background."""
-        await self.store.close()
+        if self._store is not None:
+            await self._store.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _PATH.match(scope["path"])
@@ -78,16 +103,18 @@ class ResponsesApp:
                     "method_not_allowed", f"{scope['path']} does not take {method}: POST asks for a response"
                 )
             return await self._create(tenant, scope, receive, send)
-        kept = self.store.find(found["id"], tenant)
+        kept = await self.store.find(found["id"], tenant)
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
-            return await _send_events(kept, _number(query, "starting_after", -1) + 1, receive, send)
+            place = await self._found_again(kept, _number(query, "starting_after", -1) + 1)
+            return await _send_events(kept, place, receive, send)
         if (method, verb) == ("GET", None):
             return await _send_json(send, orjson.dumps(kept.fields))
         if (method, verb) == ("GET", "input_items"):
-            return await _send_json(send, orjson.dumps(_listed(kept, query)))
+            items = await self.store.input_items(kept)
+            return await _send_json(send, await asyncio.to_thread(_listed, items, query))
         if (method, verb) == ("DELETE", None):
-            self.store.delete(kept)
+            await self.store.delete(kept)
             return await _send_json(send, orjson.dumps({"id": kept.id, "object": "response", "deleted": True}))
         if (method, verb) == ("POST", "cancel"):
             return await self._cancel(kept, send)
@@ -98,8 +125,9 @@ class ResponsesApp:
         fields = read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
-        asked = AskedResponse(fields, tenant, self.store)
-        body = orjson.dumps(asked.inner)
+        asked = AskedResponse(fields, tenant, is_kept=self._keeping.max_bytes > 0)
+        await asked.gather(self.store)
+        body = orjson.dumps(asked.inner())
         if len(body) > self._max_body_bytes:
             raise ApiError(
                 "body_too_large",
@@ -107,23 +135,21 @@ class ResponsesApp:
             )
         if asked.is_background:
             return await self._begin(asked, _sized(scope, body), body, receive, send)
-        patched = _Patched(asked, send, self._keep if asked.is_stored else None)
+        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
-
-    def _keep(self, asked: AskedResponse, fields: Fields) -> None:
-        self.store.keep(KeptResponse(asked.tenant, fields, asked.items, asked.num_before))
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Begin a background response, and tell of it, unless it is refused at once."""
-        kept = KeptResponse(asked.tenant, asked.queued(), asked.items, asked.num_before)
-        recorded = _Recorded(asked, kept, self.store)
-        self.store.keep(kept)
+        kept = asked.queued()
+        recorded = _Recorded(asked, kept)
+        await self.store.begin(kept)
         kept.task = asyncio.create_task(self._make(recorded, scope, body), name="background response")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
                 await recorded.has_begun.wait()
         if recorded.refusal is not None:
-            self.store.delete(kept)
+            with contextlib.suppress(ApiError):
+                await self.store.delete(kept)
             status, headers, refused = recorded.refusal
             return await _send_json(send, refused, status, headers)
         if asked.wants_stream:
@@ -144,17 +170,31 @@ class ResponsesApp:
         finally:
             recorded.has_begun.set()
             recorded.kept.end_as("failed", recorded.error or error)
-            if self.store.has(recorded.kept):
-                self.store.keep(recorded.kept)
+            await self.store.settle(recorded.kept)
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
-        if kept.task is None:
+        if kept.fields["background"] is not True:
             raise ApiError(
                 "invalid_request", "only a response that was asked for with background: true can be cancelled"
             )
-        kept.task.cancel()
-        await asyncio.wait({kept.task})
+        if kept.task is not None and not kept.is_ended:
+            kept.task.cancel()
+            await kept.end()
         await _send_json(send, orjson.dumps(kept.fields))
+
+    async def _found_again(self, kept: KeptResponse, place: int) -> int:
+        """Find the events of a response that is not being made, and return the place among them from which its reader is to have them: of one whose
+        process was lost there is but the end, wherever its reader was."""
+        if kept.fields["background"] is not True:
+            raise ApiError(
+                "invalid_request", "only a response that was asked for with background: true can be streamed again"
+            )
+        if kept.task is None:
+            kept.events = await self.store.events(kept)
+            if not kept.events and kept.fields["status"] == "failed":
+                kept.events = [failed_event(kept.fields, place)]
+                return 0
+        return place
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         parts: list[bytes] = []
@@ -178,7 +218,9 @@ class ResponsesApp:
 class _Patched:
     """An ASGI `send` behind the inner application: its response and lifecycle events become the client's, and are kept at the end."""
 
-    def __init__(self, asked: AskedResponse, send: Send, keep: Callable[[AskedResponse, Fields], None] | None) -> None:
+    def __init__(
+        self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
+    ) -> None:
         self._asked = asked
         self._send = send
         self._keep = keep
@@ -195,16 +237,37 @@ class _Patched:
             if self._is_stream:
                 await self._send(message)
         elif self._is_stream:
-            events = self.events(message.get("body", b""))
-            await self._send({**message, "body": events})
+            await self._send_events(message)
         else:
             self._whole += message.get("body", b"")
             if not message.get("more_body", False):
                 await self._send_whole()
 
-    def events(self, chunk: bytes) -> bytes:
+    async def _send_events(self, message: Message) -> None:
+        events = self.events(message.get("body", b""))
+        last = next((i for i, event in enumerate(events) if self._keep is not None and event.startswith(_LAST)), None)
+        if last is not None:
+            if last:  # nothing that was said waits for the disk
+                await self._send({**message, "body": b"".join(events[:last]), "more_body": True})
+            events = [await self._kept(events[last]), *events[last + 1 :]]
+        await self._send({**message, "body": b"".join(events)})
+
+    async def _kept(self, last: bytes) -> bytes:
+        """Keep the response of the last event, and return the event that tells whether it is kept."""
+        event = parse_event(last)
+        assert event.data is not None
+        assert event.name is not None
+        fields = orjson.loads(event.data)
+        await self._keep_or_say(fields["response"])
+        return encode_event(orjson.dumps(fields), name=event.name.decode())
+
+    async def _keep_or_say(self, response: Fields) -> None:
+        if self._keep is not None and not await self._keep(self._asked.kept(response)):
+            response["store"] = False
+
+    def events(self, chunk: bytes) -> list[bytes]:
         """Return the client's events for some bytes of the inner application's."""
-        return b"".join(self._event(raw) for raw in self._decoder.split(chunk)) if chunk else b""
+        return [self._event(raw) for raw in self._decoder.split(chunk)] if chunk else []
 
     def _event(self, raw: bytes) -> bytes:
         event = parse_event(raw)
@@ -217,17 +280,14 @@ class _Patched:
         if event.name not in _LIFECYCLE:
             return raw
         fields = orjson.loads(event.data)
-        fields["response"] = response = self._asked.patched(fields["response"])
-        if self._keep is not None and response["status"] in ("completed", "incomplete"):
-            self._keep(self._asked, response)
+        fields["response"] = self._asked.patched(fields["response"])
         return encode_event(orjson.dumps(fields), name=event.name.decode())
 
     async def _send_whole(self) -> None:
         body = bytes(self._whole)
         if self._start["status"] == 200:
             response = self._asked.patched(orjson.loads(body))
-            if self._keep is not None:
-                self._keep(self._asked, response)
+            await self._keep_or_say(response)
             body = orjson.dumps(response)
         headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
         await self._send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
@@ -237,13 +297,12 @@ class _Patched:
 class _Recorded(_Patched):
     """The same where nobody waits: events are kept, and the response as far as it is known."""
 
-    def __init__(self, asked: AskedResponse, kept: KeptResponse, store: ResponseStore) -> None:
-        super().__init__(asked, self._ignored, self._note)
+    def __init__(self, asked: AskedResponse, kept: KeptResponse) -> None:
+        super().__init__(asked, self._ignored, None)
         self.kept = kept
         self.has_begun = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
-        self._store = store
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -257,7 +316,7 @@ class _Recorded(_Patched):
                 self._refused()
 
     def _record(self, chunk: bytes) -> None:
-        for raw in EventDecoder(len(chunk) + (8 << 20)).split(self.events(chunk)):
+        for raw in self.events(chunk):
             event = parse_event(raw)
             if event.data is None:
                 continue
@@ -286,24 +345,22 @@ class _Recorded(_Patched):
     async def _ignored(self, message: Message) -> None:
         pass
 
-    def _note(self, asked: AskedResponse, fields: Fields) -> None:
-        self.kept.fields = fields
 
-
-def _listed(kept: KeptResponse, query: dict[str, str]) -> Fields:
+def _listed(items: bytes, query: dict[str, str]) -> bytes:
     """Return a page of a response's input, newest first unless asked otherwise."""
-    items = [orjson.loads(item) for item in kept.items]
+    found = orjson.loads(b"[" + items + b"]")
     if query.get("order", "desc") != "asc":
-        items.reverse()
-    ids = [item.get("id") for item in items]
+        found.reverse()
+    ids = [item.get("id") for item in found]
     if (after := query.get("after")) is not None:
         if after not in ids:
             raise ApiError("invalid_request", f"after: there is no item {after[:100]!r}", param="after")
-        items = items[ids.index(after) + 1 :]
+        found = found[ids.index(after) + 1 :]
     limit = min(MOST_LISTED, _number(query, "limit", 20))
-    page = items[:limit]
+    page = found[:limit]
     first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(items) > limit}
+    listed = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+    return orjson.dumps(listed)
 
 
 def _number(query: dict[str, str], name: str, default: int) -> int:

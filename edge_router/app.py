@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dialects.kept_responses import Keeping
 from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.batches.routes import BatchRoutes, is_for_batches
@@ -42,7 +43,9 @@ class RouterApp(Starlette):
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle)
         self.batches = BatchRoutes(proxy, router.batches)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
-        self.responses = ResponsesApp(proxy, access, int(router.network.relay.max_body_mib * 2**20))
+        self.responses = ResponsesApp(
+            proxy, access, int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
+        )
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         deployments = deployment_api(router.backends, access, router.clocks)
@@ -77,12 +80,18 @@ class RouterApp(Starlette):
         await app(scope, receive, send)
 
 
+def _keeping(network: NetworkConfig) -> Keeping:
+    kept = network.responses
+    return Keeping(kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
+
+
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
     async with app.edge.running() as orders, task(app.feed.run()):
         operations = Operations(app.edge.backends, orders)
         app.page.actions, app.page.timeline = operations.by_name(), operations.timeline
         try:
-            yield
+            async with task(app.responses.run()):
+                yield
         finally:
             await app.responses.close()

@@ -63,7 +63,7 @@ class SiteApp(Starlette):
     def __init__(self, site: Site, secret: str | None) -> None:
         self.site = site
         generator, limits = site.generator, site.config.limits
-        self.responses = ResponsesEndpoint(generator, limits, site.access)
+        self.responses = ResponsesEndpoint(generator, site.config, site.access)
         models = [
             *openai_routes(generator, limits),
             *anthropic_routes(generator, limits),
@@ -117,13 +117,14 @@ class SiteApp(Starlette):
 @asynccontextmanager
 async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
     async with app.site.running(), app.functions or nullcontext():
-        page = asyncio.create_task(app.feed.run())
+        beside = [asyncio.create_task(work) for work in (app.feed.run(), app.responses.run())]
         try:
             yield
         finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await app.responses.close()
-            page.cancel()
-            await asyncio.gather(page, return_exceptions=True)
             if app.site.tracing is not None:
                 await asyncio.to_thread(app.site.tracing.close)
 

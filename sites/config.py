@@ -126,6 +126,31 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "otlp", self.otlp.rstrip("/"))
 
 
+class ResponsesConfig(Table, frozen=True, kw_only=True):
+    """Responses (POST /v1/responses) that are kept on this process's disk, for the clients that ask it: a router's, or a site's without one."""
+
+    directory: Annotated[
+        str | None,
+        Meta(description="of this process alone; unset: in ~/.local/state/pilotlight/SITE, or router-PORT"),
+    ] = None
+    max_gib: Annotated[
+        NonNegative,
+        Meta(description="of all; then the oldest of the account that has most are deleted. 0: none is kept"),
+    ] = 1.0
+    keep_days: Annotated[Positive, Meta(description="after which they are deleted")] = 30.0
+
+    def file_of(self, name: str) -> Path:
+        """Return the file of a process with that name."""
+        found = state_directory(name) if self.directory is None else Path(self.directory).expanduser()
+        return found / "responses.sqlite"
+
+
+def state_directory(name: str) -> Path:
+    """Return where a site, or a router, of that name keeps what outlives it, unless its file says otherwise."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "pilotlight" / name
+
+
 def check_secrets(*names: str) -> None:
     """Raise ConfigError for an environment variable that could be guessed. Unset ones are none."""
     for name in names:

@@ -18,6 +18,7 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
+    ResponsesConfig,
     TelemetryConfig,
     check_access,
     parse,
@@ -303,6 +304,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     accounts: tuple[CustomerConfig, ...] = ()
     keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -17,6 +17,7 @@ from sites.config import (
     NonNegative,
     PlaceConfig,
     Positive,
+    ResponsesConfig,
     TelemetryConfig,
     check_access,
     parse,
@@ -577,6 +578,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
     images: ImagesConfig = ImagesConfig()
     finetunes: FinetunesConfig = FinetunesConfig()
+    responses: ResponsesConfig = ResponsesConfig()
     limits: LimitsConfig = LimitsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

@@ -1,13 +1,17 @@
 """Property tests draw the same examples in every run, so that a red run is a change's fault; HYPOTHESIS_PROFILE=default draws anew.
 
 Without a GPU Triton's kernels run under its interpreter, which must be chosen before anything imports Triton. No model leaves anything in the user's
-cache, and SIGHUP and SIGINT mean what they mean in a terminal: nohup, and a shell's `&` in a script, have them ignored by whatever is started.
+cache, no process anything among its state, and SIGHUP and SIGINT mean what they mean in a terminal: nohup, and a shell's `&` in a script, have them
+ignored by whatever is started.
 
 No test trusts the world's certificate authorities, whose list every HTTP client and every process would read: 20 ms of a core each time.
 """
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,8 @@ if os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
 os.environ["PILOTLIGHT_BOOTSTRAP"] = "0"
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="pilotlight-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("no_authority.pem"))
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -230,7 +230,7 @@ DANGEROUS_FINALLY = (
         "a store that is busy is called a corrupt one",
     ),
     Mutant(
-        "runtime/functions/bindings/database.py",
+        "wire/database.py",
         'if job.is_left:\n            raise DatabaseError("nobody waits for this work any more", "cancelled")',
         "if job.is_left:\n            pass",
         "what nobody waits for any more is done all the same",

@@ -3,7 +3,6 @@
 Nothing else of this package is a site's business; what a site gives is named in the constructor.
 """
 
-import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
 from runtime.middleware import GENUINE_HOP
+from sites.config import state_directory
 from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
@@ -95,5 +95,4 @@ def state_dir_of(site: SiteConfig) -> Path:
     """Return the directory in which the site's bindings keep their data."""
     if site.functions.state_dir is not None:
         return Path(site.functions.state_dir).expanduser()
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(home).expanduser() / "pilotlight" / site.name
+    return state_directory(site.name)

@@ -5,24 +5,27 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from dialects.kept_responses import Keeping
 from dialects.openai_responses import ResponsesWriter, parse_response
 from dialects.responses_app import ResponsesApp
 from runtime.generation import Generator
 from runtime.middleware import GENUINE_HOP
 from runtime.responses.blocks import BlockBuilder
 from runtime.routes.endpoint import MIB, PREFIXES, Endpoint
-from sites.site import LimitsConfig
+from sites.site import SiteConfig
 from wire.credentials import Access
 from wire.errors import Dialect
 
 
 class ResponsesEndpoint:
-    """A pure ASGI application for all of these paths. `close()` it."""
+    """A pure ASGI application for all of these paths. Run `run()` as a task; `close()` behind it."""
 
-    def __init__(self, generator: Generator, limits: LimitsConfig, access: Access) -> None:
+    def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:
+        limits, kept = config.limits, config.responses
         build = partial(BlockBuilder, ResponsesWriter)
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
-        self._keeping = ResponsesApp(self._endpoint, access, int(limits.max_body_mib * MIB))
+        keeping = Keeping(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
+        self._keeping = ResponsesApp(self._endpoint, access, int(limits.max_body_mib * MIB), keeping)
 
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]
@@ -35,6 +38,9 @@ class ResponsesEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._endpoint if scope.get(GENUINE_HOP, False) else self._keeping
         await app(scope, receive, send)
+
+    async def run(self) -> None:
+        await self._keeping.run()
 
     async def close(self) -> None:
         await self._keeping.close()

@@ -28,6 +28,7 @@ def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
         "place": {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76},
         "listen": {"port": 0},
         "engine": {"standby": False, "weights_host_gib": 0.0},
+        "responses": {"directory": str(model_directory.parent / "responses")},
         "models": [{"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny"]}],
     }
     for name, table in tables.items():

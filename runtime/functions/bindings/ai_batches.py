@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import Connection, Database, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
+from wire.database import Connection, Database, storage_word, transaction
 
 log = logging.getLogger("pilotlight.bindings")
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.functions.bindings.database import Connection, Database, create
 from runtime.functions.bindings.object_file import Alarm, ObjectFile
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore
 from runtime.functions.channel import Failure
+from wire.database import Connection, Database, create
 
 log = logging.getLogger("pilotlight.function")
 

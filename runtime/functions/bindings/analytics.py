@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
-from runtime.functions.bindings.database import Connection, Database
 from runtime.functions.bindings.place import directory_of
+from wire.database import Connection, Database
 
 COLUMNS = 20
 MAX_BLOB_BYTES = 16 << 10  # of one point together

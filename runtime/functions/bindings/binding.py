@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
-from runtime.functions.bindings.database import Database, Databases, create
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import Failure, frames
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import Manifest
+from wire.database import Database, Databases, create
 
 Body = AsyncIterator[bytes]
 

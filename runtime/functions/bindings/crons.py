@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Connection, Database
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.channel import Failure
 from runtime.functions.cron import Schedule
+from wire.database import Connection, Database
 
 log = logging.getLogger("pilotlight.function")
 

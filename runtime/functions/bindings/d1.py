@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
-from runtime.functions.bindings.database import Connection, Database, DatabaseError, storage_word
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.bindings.sql import Outcome, SqlError, StatementGuard, as_sql_errors, execute, statements_of
+from wire.database import Connection, Database, DatabaseError, storage_word
 
 TIME_LIMIT_S = 30.0
 VERBS = frozenset({"ALTER", "CREATE", "DELETE", "DROP", "INSERT", "PRAGMA", "REPLACE", "SELECT", "UPDATE", "WITH"})

@@ -14,7 +14,6 @@ from msgspec import Meta
 from runtime.functions.bindings.alarms import Alarms
 from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
-from runtime.functions.bindings.database import storage_word
 from runtime.functions.bindings.object_file import ObjectFile, StorageListing
 from runtime.functions.bindings.object_migrations import migrate
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
@@ -23,6 +22,7 @@ from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.bindings.sql import SqlError
 from runtime.functions.channel.frames import UNNUMBERED, RpcEvent
 from runtime.functions.manifest_tables import Migration
+from wire.database import storage_word
 
 STORAGE = "@objects"  # no binding of a manifest can have this name
 MAX_KEYS = 128  # of one call

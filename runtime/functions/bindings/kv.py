@@ -25,9 +25,9 @@ from runtime.functions.bindings.binding import (
     in_pieces,
     method,
 )
-from runtime.functions.bindings.database import Connection, Database, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.channel import StreamingReply
+from wire.database import Connection, Database, storage_word, transaction
 
 MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 25 << 20

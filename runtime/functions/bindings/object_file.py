@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime.functions.bindings.database import (
+from runtime.functions.bindings.sql import Outcome, StatementGuard, execute, statements_of
+from wire.database import (
     BUSY_TIMEOUT_S,
     PAGE_BYTES,
     STEPS_BETWEEN_CHECKS,
     Connection,
     DatabaseError,
 )
-from runtime.functions.bindings.sql import Outcome, StatementGuard, execute, statements_of
 
 TIME_LIMIT_S = 10.0  # of one statement, during which the function's process waits
 MAX_DEPTH = 32  # transactions inside transactions

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from runtime.functions.bindings.database import MAX_WAITING, DatabaseError
 from runtime.functions.bindings.object_file import ObjectFile
 from runtime.functions.bindings.place import name_of
+from wire.database import MAX_WAITING, DatabaseError
 
 T = TypeVar("T")
 MAX_OPEN = 128  # files; beyond, the longest unused is closed

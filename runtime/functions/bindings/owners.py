@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from runtime.functions.bindings.binding import BindingError
-from runtime.functions.bindings.database import Databases
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.manifest import Manifest
 from wire import durable
+from wire.database import Databases
 
 SITE = "@site"  # no function has this name
 log = logging.getLogger("pilotlight.bindings")

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Meta
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
-from runtime.functions.bindings.database import Connection, Database, create, storage_word, transaction
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.channel import Failure
+from wire.database import Connection, Database, create, storage_word, transaction
 
 log = logging.getLogger("pilotlight.bindings")
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, in_pieces, method
-from runtime.functions.bindings.database import storage_word
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.bindings.r2_files import FileStore
 from runtime.functions.bindings.r2_objects import (
@@ -27,6 +26,7 @@ from runtime.functions.bindings.r2_objects import (
     UploadedPart,
 )
 from runtime.functions.channel import StreamingReply
+from wire.database import storage_word
 
 MAX_KEYS = 1000  # of one list or delete
 T = TypeVar("T")

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.functions.bindings.database import Connection, Database, create, transaction
 from runtime.functions.bindings.kv import behind
 from runtime.functions.bindings.r2_objects import (
     ByteRange,
@@ -35,6 +34,7 @@ from runtime.functions.bindings.r2_objects import (
     multipart_etag,
 )
 from wire import durable
+from wire.database import Connection, Database, create, transaction
 
 CHUNK_BYTES = 256 << 10
 STRAY_AFTER_S = 3600.0  # another process may be writing what is younger

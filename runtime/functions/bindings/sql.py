@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from runtime.functions.bindings.database import Connection
+from wire.database import Connection
 
 MAX_SQL_BYTES = 100_000
 MAX_VALUE_BYTES = 2_000_000  # of a string, a blob or a row

@@ -16,8 +16,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
-from runtime.functions.bindings.database import Connection, Database, create, transaction
 from runtime.functions.bindings.place import directory_of
+from wire.database import Connection, Database, create, transaction
 
 MAX_DIMENSIONS = 1536
 MAX_VECTORS = 100_000  # of one index

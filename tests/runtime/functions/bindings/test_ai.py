@@ -15,7 +15,6 @@ from runtime.functions.bindings import ai as ai_module
 from runtime.functions.bindings.ai import AI as RuntimeAI
 from runtime.functions.bindings.ai_batches import Batches
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import Databases
 from runtime.functions.channel import Failure
 from runtime.functions.inference import InferenceResponse
 from runtime.functions.manifest import BindingDeclaration
@@ -24,6 +23,7 @@ from tests.asgi import eventually
 from tests.fakes import ids, says
 from tests.runtime.conftest import Site, SiteMaker, make_site, model_directory, site  # noqa: F401 - fixtures
 from tests.runtime.functions.bindings.conftest import Wire, Wired
+from wire.database import Databases
 from wire.errors import ApiError
 from wire.usage import ResourceUse
 from workers.bindings.ai import AI, AbortController, AbortError, AbortSignal

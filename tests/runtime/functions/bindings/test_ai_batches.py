@@ -11,8 +11,8 @@ import pytest
 from runtime.functions.bindings import ai_batches
 from runtime.functions.bindings.ai_batches import AT_ONCE, KEPT_S, MAX_REQUESTS, SCHEMA, Batches
 from runtime.functions.bindings.binding import BindingError
-from runtime.functions.bindings.database import Database, DatabaseError, create
 from tests.asgi import eventually
+from wire.database import Database, DatabaseError, create
 
 
 class Made:

@@ -12,12 +12,12 @@ from runtime.functions import cron
 from runtime.functions.bindings import crons
 from runtime.functions.bindings.binding import Services
 from runtime.functions.bindings.crons import Crons
-from runtime.functions.bindings.database import Database, Databases, create
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import ScheduledEvent
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.manifest import ManifestError, load_manifest
 from tests.asgi import eventually
+from wire.database import Database, Databases, create
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 

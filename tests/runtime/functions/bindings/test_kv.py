@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from runtime.functions.bindings.binding import BindingError
-from runtime.functions.bindings.database import Database, create
 from runtime.functions.bindings.kv import MAX_VALUE_BYTES, SCHEMA, KVNamespace
 from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
+from wire.database import Database, create
 from workers.bindings.face import ByteStream
 
 KV = ("kv", "KV", {"id": "notes"})
@@ -287,7 +287,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from runtime.functions.bindings.binding import BindingError
-from runtime.functions.bindings.database import Database, create
+from wire.database import Database, create
 from runtime.functions.bindings.kv import SCHEMA, KVNamespace
 
 async def main():

@@ -13,10 +13,10 @@ import pytest
 
 from runtime.functions.bindings import object_file, object_store
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import DatabaseError, Databases
 from runtime.functions.bindings.durable_objects import ObjectStorage
 from runtime.functions.bindings.object_file import ObjectFile
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
+from wire.database import DatabaseError, Databases
 
 ID = "0" * 64
 KEY = ObjectKey("Counter", ID)

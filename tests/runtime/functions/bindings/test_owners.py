@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.bindings.binding import BindingError
-from runtime.functions.bindings.database import Database, Databases
 from runtime.functions.bindings.owners import SITE, Owners
 from runtime.functions.manifest import Manifest, load_manifest
+from wire.database import Database, Databases
 
 NAMES = {
     "kv:1": '[[kv_namespaces]]\nbinding = "A"\nid = "1"',

@@ -15,7 +15,6 @@ import pytest
 
 from runtime.functions.bindings import queues
 from runtime.functions.bindings.binding import BindingError, Services
-from runtime.functions.bindings.database import DatabaseError, Databases
 from runtime.functions.bindings.queues import Queue, QueueConsumer, Settings
 from runtime.functions.channel import ExchangeResult, Failure
 from runtime.functions.channel.frames import QueueEvent
@@ -24,6 +23,7 @@ from runtime.functions.manifest import BindingDeclaration, Manifest
 from runtime.functions.manifest_tables import ConsumerDeclaration as Declared
 from tests.asgi import eventually
 from tests.runtime.functions.bindings.conftest import Wire
+from wire.database import DatabaseError, Databases
 
 QUEUE = ("queue_producer", "QUEUE", {"queue": "jobs", "delivery_delay": 0})
 SOON = Settings(max_batch_timeout_s=0.0)

@@ -19,13 +19,13 @@ from edge_router.routes import FAILURES
 from edge_router.site_clocks import SiteClocks
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
-from runtime.functions.bindings.database import Database, create
 from runtime.functions.bindings.kv import SCHEMA
 from runtime.functions.cli.deploy import deploy, rollback, versions
 from runtime.functions.host import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
 from wire.credentials import Access
+from wire.database import Database, create
 from wire.deployments import Tried
 from wire.headers import DEPLOY_TOKEN_ENV
 from wire.http.listen import bind

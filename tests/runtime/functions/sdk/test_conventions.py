@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Databases
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.faults import Fault
 from tests.runtime.functions.conftest import Served, ServedMaker
+from wire.database import Databases
 
 HEAD = "from workers import *\nimport asyncio, json\n\n"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Databases
 from runtime.functions.channel.socket_messages import SocketClose
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.manifest import load_manifest
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from tests.runtime.functions.sdk.sockets import ask, opened
+from wire.database import Databases
 
 ROOM = Path(__file__).parents[4] / "examples/functions/room"
 OBJECTS = """

@@ -14,11 +14,11 @@ import pytest
 
 from runtime.functions.bindings import alarms
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Databases
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.faults import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
+from wire.database import Databases
 
 MANIFEST = """
 [[durable_objects.bindings]]

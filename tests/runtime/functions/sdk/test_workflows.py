@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from runtime.functions.bindings.binding import Services
-from runtime.functions.bindings.database import Databases
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.faults import Fault
 from tests.runtime.functions.conftest import Served, ServedMaker
+from wire.database import Databases
 
 MANIFEST = '[[workflows]]\nname = "flow"\nbinding = "FLOW"\nclass_name = "Flow"\n[[kv_namespaces]]\nbinding = "KV"\n'
 START = """

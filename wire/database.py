@@ -1,4 +1,4 @@
-"""SQLite for bindings: one thread per file, which runs one piece of work after another, each within a time limit.
+"""SQLite for whoever keeps something: one thread per file, which runs one piece of work after another, each within a time limit.
 
 Work is a plain function of the connection. Who waits for it may leave: the work is then interrupted, and its transaction rolled back. Every commit
 is on the disk before its caller hears of it (WAL, synchronous=FULL). Refuses to know what is stored, and who may say which SQL.

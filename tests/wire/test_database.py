@@ -1,4 +1,4 @@
-"""SQLite behind bindings: one piece of work after another, within its time, undone where it was left, and every refusal by name."""
+"""SQLite: one piece of work after another, within its time, undone where it was left, and every refusal by name."""
 
 import asyncio
 import sqlite3
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.functions.bindings import database as database_module
-from runtime.functions.bindings.database import (
+from tests.asgi import eventually
+from wire import database as database_module
+from wire.database import (
     PAGE_BYTES,
     Connection,
     Database,
@@ -20,7 +21,6 @@ from runtime.functions.bindings.database import (
     storage_word,
     transaction,
 )
-from tests.asgi import eventually
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
