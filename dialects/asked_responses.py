@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from dialects.kept_responses import Conversation, KeptResponse, joined
+from dialects.kept_responses import KeptResponse, PreviousResponse, joined
 from wire.chat import MAX_MESSAGES
 from wire.errors import ApiError
 
@@ -60,7 +60,7 @@ class AskedResponse:
         self.is_background = fields.get("background") is True
         self.is_stored = is_kept and fields.get("store") is not False
         self.wants_stream = fields.get("stream") is True
-        self.before: Conversation | None = None
+        self.before: PreviousResponse | None = None
         self.own = b""
         self.id = f"resp_{os.urandom(12).hex()}" if self.is_background else None
         if self.is_background and not self.is_stored:

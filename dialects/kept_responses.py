@@ -22,8 +22,12 @@ class Keeping(NamedTuple):
     max_bytes: int  # 0: none is kept
     keep_s: float
 
+    @property
+    def is_on(self) -> bool:
+        return self.max_bytes > 0
 
-class Conversation(NamedTuple):
+
+class PreviousResponse(NamedTuple):
     """A kept response that another one goes on from, with all that was said until its end."""
 
     number: int  # the row of it; 0: it is not written yet
@@ -35,7 +39,7 @@ class KeptResponse:
     """One response: of a background one, as far as it is made."""
 
     def __init__(
-        self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: Conversation | None = None
+        self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
         """`fields`: the response itself, as clients see it. `own`: the items of its input that it does not have from `before`, as JSON."""
         self.tenant = tenant
@@ -44,6 +48,7 @@ class KeptResponse:
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
+        self.is_settled = False  # on the disk, as it ended
         self.is_deleted = False
         self._changed = asyncio.Event()
 
@@ -84,10 +89,6 @@ class KeptResponse:
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended
-
-    async def end(self) -> None:
-        while not self.is_ended:
-            await self._changed.wait()
 
 
 def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) -> dict[str, Any]:

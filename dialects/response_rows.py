@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from dialects.kept_responses import LOST, Conversation, KeptResponse, ended_fields, joined
+from dialects.kept_responses import LOST, KeptResponse, PreviousResponse, ended_fields, joined
 from wire.database import Connection, transaction
 from wire.sse import EventDecoder
 
@@ -52,7 +52,7 @@ class ResponseRow(NamedTuple):
     tenant: str
     id: str
     state: int
-    before: Conversation | None
+    before: PreviousResponse | None
     input: bytes
     output: bytes
     item_ids: tuple[str, ...]
@@ -120,13 +120,13 @@ def input_items(connection: Connection, tenant: str, name: str) -> bytes:
     return joined(*reversed([part for row in _chain(connection, tenant, number) for part in reversed(row)][1:]))
 
 
-def conversation(connection: Connection, tenant: str, name: str, since_s: float) -> Conversation | None:
+def conversation(connection: Connection, tenant: str, name: str, since_s: float) -> PreviousResponse | None:
     """Return all that was said until a response's end."""
     found = find(connection, tenant, name, since_s)
     if found is None:
         return None
     said = [part for row in _chain(connection, tenant, found[0]) for part in reversed(row)]
-    return Conversation(found[0], name, joined(*reversed(said)))
+    return PreviousResponse(found[0], name, joined(*reversed(said)))
 
 
 def items(connection: Connection, tenant: str, names: Sequence[str], since_s: float) -> dict[str, bytes]:

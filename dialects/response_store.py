@@ -1,4 +1,4 @@
-"""The responses of one process, on its disk: they are there after a restart, for their tenants and for some time, and those that are being made are here.
+"""The responses of one process, on its disk: there after a restart, for their tenants and for some time; those that are being made are here.
 
 A response is on the disk before its end is told, together with others that end meanwhile: nothing before its last event waits for that. A disk that
 is full, or does not answer, costs what ends meanwhile, and whoever asks is told. A file that is damaged is set aside. One process has the file at a
@@ -11,13 +11,16 @@ import logging
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
 
 from dialects import response_rows as rows
-from dialects.kept_responses import LOST, Conversation, Keeping, KeptResponse
+from dialects.kept_responses import LOST, Keeping, KeptResponse, PreviousResponse, joined
 from dialects.response_rows import ResponseRow
 from wire.database import Connection, Database, DatabaseError, storage_word
 from wire.errors import ApiError
@@ -36,21 +39,22 @@ class ResponseStore:
 
     def __init__(self, keeping: Keeping, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch."""
-        self.is_on = keeping.max_bytes > 0
         self._keeping = keeping
         self._clock = clock
         self._made: dict[tuple[str, str], KeptResponse] = {}  # in the background, by tenant and id; until it is written
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
         self._using = asyncio.Lock()
-        self._database: Database | None = None
+        self._database = Database(keeping.path, self._prepare, max_bytes=2 * keeping.max_bytes + ROOM_BYTES)
+        self._is_open = False
         self._lock_fd = -1
         self._fault: str | None = None
         self._is_closed = False
 
-    async def keep(self, response: KeptResponse) -> bool:
-        """Write a response, or what it is by now. Return whether it is on the disk."""
-        write = _Write(response, ResponseRow.of(response), asyncio.get_running_loop().create_future())
+    async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
+        """Write a response, as a row or as it is by now. Return whether it is on the disk."""
+        row = row or ResponseRow.of(response)
+        write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="responses")
@@ -58,13 +62,21 @@ class ResponseStore:
 
     async def begin(self, response: KeptResponse) -> None:
         """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
-        if not await self.keep(response):
-            raise self._failing()
         self._made[response.tenant, response.id] = response
+        if not await self.keep(response):
+            del self._made[response.tenant, response.id]
+            raise self._failing()
+
+    async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
+        """End one that is made in the background, with its last event: on the disk first, if that is possible."""
+        row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
+        response.is_settled = await self.keep(response, row._replace(events=(*response.events, event)))
+        response.fields = fields
+        response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
         """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
-        while not response.is_deleted and not await self.keep(response) and not self._is_closed:
+        while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(TRY_AGAIN_S)
         self._made.pop((response.tenant, response.id), None)
 
@@ -77,12 +89,12 @@ class ResponseStore:
             raise _unknown(name, param)
         return found[1]
 
-    async def conversation(self, name: str, tenant: str, param: str) -> Conversation:
+    async def conversation(self, name: str, tenant: str, param: str) -> PreviousResponse:
         """Return all that was said until a response's end. Raises ApiError."""
         if (made := self._made.get((tenant, name))) is not None:
             if not made.is_ended:
                 raise ApiError("conflict", f"the response {name[:100]!r} has not ended yet", param=param)
-            return Conversation(0, name, rows.joined(made.input, made.output))
+            return PreviousResponse(0, name, joined(made.input, made.output))
         found = await self._do(partial(rows.conversation, tenant=tenant, name=name, since_s=self._since_s))
         if found is None:
             raise _unknown(name, param)
@@ -130,8 +142,7 @@ class ResponseStore:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._writing is not None:
             await self._writing
-        if self._database is not None:
-            await self._database.close()
+        await self._database.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -161,66 +172,46 @@ class ResponseStore:
 
     async def _do(self, work: Callable[[Connection], Result], *, is_write: bool = False) -> Result:
         """Raises ApiError."""
-        if not self.is_on:
+        if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not kept here")
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S), self._using:
                 result = await self._done(work, is_write=is_write)
         except TimeoutError:
             fault = f"its disk does not answer within {ANSWERS_WITHIN_S:g} s"
-        except (sqlite3.Error, DatabaseError, OSError) as error:
+        except (sqlite3.Error, DatabaseError, OSError, orjson.JSONDecodeError, zlib.error) as error:
             word = storage_word(error)
             fault = str(error) if word is None else word[2]
         else:
             if self._fault is not None:
-                log.warning("responses are kept again in %s", self._keeping.path)
+                log.warning("responses are read and written again in %s", self._keeping.path)
             self._fault = None
             return result
         if self._fault is None:
-            log.error("responses cannot be kept in %s: %s", self._keeping.path, fault)
+            log.error("responses cannot be read or written in %s: %s", self._keeping.path, fault)
         self._fault = fault
         raise self._failing()
 
     async def _done(self, work: Callable[[Connection], Result], *, is_write: bool) -> Result:
-        """Do the work, anew where its file has to be set aside first: a damaged page costs what is read there, and all only where none can be
-        written. Raises sqlite3.Error, DatabaseError, OSError."""
-        if self._database is None:
-            self._database = await self._opened()
+        """Do the work, anew where its file has to be set aside first: a damaged page costs what is read there, and all only where the file cannot be
+        opened or written. Raises sqlite3.Error, DatabaseError, OSError."""
         try:
             return await self._database.run(work)
-        except sqlite3.DatabaseError as error:
-            if not (is_write and _is_damage(error)):
+        except (sqlite3.DatabaseError, orjson.JSONDecodeError) as error:
+            if not _is_damage(error) or (self._is_open and not is_write):
                 raise
-            await self._set_aside(self._database, error)
-        self._database = await self._opened()
+            log.error("%s is damaged and set aside, and responses are kept anew: %s", self._keeping.path, error)
+        await self._database.close()
+        self._is_open = False
+        await asyncio.to_thread(_move, self._keeping.path)
         return await self._database.run(work)
-
-    async def _opened(self) -> Database:
-        database = self._made_database()
-        try:
-            await database.run(_nothing)
-        except BaseException as error:
-            await database.close()
-            if not _is_damage(error):
-                raise
-            await self._set_aside(database, error)
-            database = self._made_database()
-        return database
-
-    def _made_database(self) -> Database:
-        return Database(self._keeping.path, self._prepare, max_bytes=2 * self._keeping.max_bytes + ROOM_BYTES)
 
     def _prepare(self, connection: Connection) -> None:
         """Raises OSError where another process has the file."""
         if self._lock_fd < 0:
             self._lock_fd = _locked(self._keeping.path)
         rows.prepare(connection)
-
-    async def _set_aside(self, database: Database, error: BaseException) -> None:
-        await database.close()
-        self._database = None
-        log.error("%s is damaged and set aside, and responses are kept anew: %s", self._keeping.path, error)
-        await asyncio.to_thread(_move, self._keeping.path)
+        self._is_open = True
 
     def _forget_damaged(self) -> None:
         for path in _damaged(self._keeping.path):
@@ -228,7 +219,8 @@ class ResponseStore:
                 path.unlink()
 
     def _failing(self) -> ApiError:
-        return ApiError("overloaded", f"responses cannot be kept at the moment: {self._fault}", retry_after_s=5)
+        sentence = f"kept responses cannot be read or written at the moment: {self._fault}"
+        return ApiError("overloaded", sentence, retry_after_s=5)
 
 
 class _Write(NamedTuple):
@@ -237,18 +229,14 @@ class _Write(NamedTuple):
     is_kept: asyncio.Future[bool]
 
 
-def _nothing(connection: Connection) -> None:
-    """Open the file, no more."""
-
-
 def _unknown(name: str, param: str | None) -> ApiError:
     sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
     return ApiError("not_found", sentence, param=param)
 
 
-def _is_damage(error: BaseException) -> bool:
-    word = storage_word(error) if isinstance(error, Exception) else None
-    return word is not None and word[0] == "corrupt"
+def _is_damage(error: Exception) -> bool:
+    word = storage_word(error)
+    return isinstance(error, orjson.JSONDecodeError) or (word is not None and word[0] == "corrupt")
 
 
 def _locked(path: Path) -> int:

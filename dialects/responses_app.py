@@ -33,6 +33,7 @@ REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refus
 HEARTBEAT_S = 10.0
 MOST_LISTED = 100
 SWEEP_EVERY_S = 600.0
+WRITTEN_WITHIN_S = 5.0  # the end of a response that is cancelled
 _PATH = re.compile(
     r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses(?:/(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?)?$"
 )
@@ -125,7 +126,7 @@ class ResponsesApp:
         fields = read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
-        asked = AskedResponse(fields, tenant, is_kept=self._keeping.max_bytes > 0)
+        asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         await asked.gather(self.store)
         body = orjson.dumps(asked.inner())
         if len(body) > self._max_body_bytes:
@@ -141,9 +142,9 @@ class ResponsesApp:
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Begin a background response, and tell of it, unless it is refused at once."""
         kept = asked.queued()
-        recorded = _Recorded(asked, kept)
-        await self.store.begin(kept)
+        recorded = _Recorded(asked, kept, self.store)
         kept.task = asyncio.create_task(self._make(recorded, scope, body), name="background response")
+        await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
                 await recorded.has_begun.wait()
@@ -159,6 +160,8 @@ class ResponsesApp:
     async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
         error = ApiError("internal_error", "the response ended before its end")
         try:
+            await self.store.begin(recorded.kept)
+            recorded.is_kept.set()
             await self._app(scope, _replayed(body, None), recorded)
         except asyncio.CancelledError:
             recorded.kept.end_as("cancelled")
@@ -168,6 +171,7 @@ class ResponsesApp:
         except Exception:
             log.exception("the response %s failed", recorded.kept.id)
         finally:
+            recorded.is_kept.set()
             recorded.has_begun.set()
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
@@ -179,7 +183,7 @@ class ResponsesApp:
             )
         if kept.task is not None and not kept.is_ended:
             kept.task.cancel()
-            await kept.end()
+            await asyncio.wait({kept.task}, timeout=WRITTEN_WITHIN_S)
         await _send_json(send, orjson.dumps(kept.fields))
 
     async def _found_again(self, kept: KeptResponse, place: int) -> int:
@@ -297,9 +301,11 @@ class _Patched:
 class _Recorded(_Patched):
     """The same where nobody waits: events are kept, and the response as far as it is known."""
 
-    def __init__(self, asked: AskedResponse, kept: KeptResponse) -> None:
+    def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)
+        self._store = store
         self.kept = kept
+        self.is_kept = asyncio.Event()  # or it never will be
         self.has_begun = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
@@ -309,24 +315,27 @@ class _Recorded(_Patched):
             self._start = message
             self._is_stream = _content_type(message) == "text/event-stream"
         elif self._is_stream:
-            self._record(message.get("body", b""))
+            await self._record(message.get("body", b""))
         else:
             self._whole += message.get("body", b"")
             if not message.get("more_body", False):
                 self._refused()
 
-    def _record(self, chunk: bytes) -> None:
+    async def _record(self, chunk: bytes) -> None:
         for raw in self.events(chunk):
             event = parse_event(raw)
             if event.data is None:
                 continue
             self.has_begun.set()
+            fields = orjson.loads(event.data)
+            if raw.startswith(_LAST):
+                await self._store.end(self.kept, fields["response"], raw)
+                continue
             if event.name in _LIFECYCLE:
-                self.kept.fields = orjson.loads(event.data)["response"]
+                self.kept.fields = fields["response"]
             elif event.name == b"error":
-                told = orjson.loads(event.data)
-                word = told["code"] if told.get("code") else "internal_error"
-                self.error = ApiError(word, told["message"])
+                word = fields["code"] if fields.get("code") else "internal_error"
+                self.error = ApiError(word, fields["message"])
             self.kept.add_event(raw)
 
     def refuse(self, error: ApiError) -> None:

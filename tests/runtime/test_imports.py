@@ -23,6 +23,7 @@ LATER = {
     "h2",
     "wsproto",
     "difflib",
+    "sqlite3",
     "multiprocessing",
     "sites.validation_errors",
     "sites.network",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,106 @@ async def test_only_a_background_response_can_be_cancelled(site: Site) -> None:
     body = (await call(site.app, PATH, HELLO)).json
     answer = await call(site.app, f"{PATH}/{body['id']}/cancel", {})
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_only_a_background_response_can_be_streamed_again(site: Site) -> None:
+    body = (await call(site.app, PATH, HELLO)).json
+    answer = await call(site.app, f"{PATH}/{body['id']}?stream=true")
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_responses_of_all_kinds_are_there_after_a_restart(make_site: SiteMaker) -> None:
+    mine = {"authorization": "Bearer mine"}
+    async with make_site() as site:
+        site.engine.script = says("Hello")
+        first = (await call(site.app, PATH, HELLO, **mine)).json
+        streamed = events_of((await call(site.app, PATH, {**HELLO, "stream": True}, **mine)).body)[-1]["response"]
+        begun = (await call(site.app, PATH, {**HELLO, "background": True}, **mine)).json
+        one = f"{PATH}/{begun['id']}"
+        told = events_of((await call(site.app, f"{one}?stream=true", **mine)).body)
+        items = (await call(site.app, f"{PATH}/{first['id']}/input_items", **mine)).json
+    async with make_site() as site:
+        for kept in (first, streamed):
+            assert (await call(site.app, f"{PATH}/{kept['id']}", **mine)).json == kept
+            assert (await call(site.app, f"{PATH}/{kept['id']}")).status == 404
+        assert (await call(site.app, one, **mine)).json == told[-1]["response"]
+        assert events_of((await call(site.app, f"{one}?stream=true", **mine)).body) == told
+        assert events_of((await call(site.app, f"{one}?stream=true&starting_after=3", **mine)).body) == told[4:]
+        assert (await call(site.app, f"{one}?stream=true&starting_after={len(told)}", **mine)).body == b""
+        assert (await call(site.app, f"{PATH}/{first['id']}/input_items", **mine)).json == items
+        assert (await call(site.app, f"{one}/cancel", {}, **mine)).json == told[-1]["response"]
+        await call(site.app, PATH, {**HELLO, "previous_response_id": first["id"]}, **mine)
+        turn = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+        assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
+        assert (await call(site.app, f"{PATH}/{first['id']}", method="DELETE", **mine)).status == 200
+    async with make_site() as site:
+        assert (await call(site.app, f"{PATH}/{first['id']}", **mine)).status == 404
+
+
+async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_is_told(make_site: SiteMaker) -> None:
+    async with make_site() as site:
+        site.engine.script = [*says("Hello")[:2], asyncio.Event()]
+        begun = (await call(site.app, PATH, {**HELLO, "background": True})).json
+        reader = start(site.app, f"{PATH}/{begun['id']}?stream=true", method="GET")
+        await eventually(lambda: b"output_text.delta" in reader.body)
+        await site.app.responses.close()
+        await reader.done()
+    async with make_site() as site:
+        one = f"{PATH}/{begun['id']}"
+        failed = (await call(site.app, one)).json
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
+        told = events_of((await call(site.app, f"{one}?stream=true")).body)
+        assert told == events_of(reader.body)
+        assert (told[-1]["type"], told[-1]["response"]) == ("response.failed", failed)
+
+
+@pytest.fixture
+async def without_room(make_site: SiteMaker, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site whose directory for responses can never be made."""
+    (tmp_path / "file").write_bytes(b"")
+    async with make_site(responses={"directory": str(tmp_path / "file" / "responses")}) as site:
+        yield site
+
+
+async def test_a_response_that_cannot_be_kept_says_so_and_is_answered(without_room: Site) -> None:
+    site = without_room
+    site.engine.script = says("Hello")
+    body = (await call(site.app, PATH, HELLO)).json
+    assert (body["status"], body["store"]) == ("completed", False)
+    last = (await streamed(site, HELLO))[-1]
+    assert (last["type"], last["response"]["store"]) == ("response.completed", False)
+    refused = await call(site.app, PATH, {**HELLO, "background": True})
+    assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
+    assert (await call(site.app, f"{PATH}/{body['id']}")).status == 503
+    await eventually(lambda: not site.engine.open)
+
+
+async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_site: SiteMaker) -> None:
+    async with make_site(responses={"max_gib": 0}) as site:
+        site.engine.script = says("Hello")
+        body = (await call(site.app, PATH, HELLO)).json
+        assert (body["store"], (await call(site.app, f"{PATH}/{body['id']}")).status) == (False, 404)
+        refused = await call(site.app, PATH, {**HELLO, "background": True})
+        assert (refused.status, refused.json["error"]["param"]) == (400, "background")
+
+
+async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, writes = site.app.responses._keeping.store, asyncio.Event()
+    add = store._add
+
+    async def slow(found: Any) -> bool:
+        await writes.wait()
+        return await add(found)
+
+    monkeypatch.setattr(store, "_add", slow)
+    site.engine.script = says("Hello", per_step=200)
+    exchange = start(site.app, PATH, {**HELLO, "stream": True})
+    await eventually(lambda: b"response.output_item.done" in exchange.body)
+    assert b"response.completed" not in exchange.body
+    writes.set()
+    await exchange.done()
+    last = events_of(exchange.body)[-1]
+    assert (last["type"], last["response"]["store"]) == ("response.completed", True)
 
 
 async def test_a_failure_in_mid_stream_is_told_and_nothing_is_kept(site: Site) -> None:
