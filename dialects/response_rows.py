@@ -17,7 +17,7 @@ from wire.sse import EventDecoder
 MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
 ROW_BYTES = 500  # what a row costs beside its bytes, with its places in the indexes
 SWEPT = 200  # rows at once: some milliseconds
-DEFLATE = 1  # the fastest: events repeat their names, and shrink to a tenth
+DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
 
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS responses (
