@@ -116,8 +116,8 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     data_parallel: Annotated[
         Count,
         Meta(
-            description="with expert_parallel: how many of the devices that share a layer have its attention whole, and sequences and KV cache of "
-            "their own: all of them, or 1. Tokens go to their experts and back; kv_gib and kv_tokens are each device's"
+            description="with expert_parallel: copies of a layer's attention, with sequences and KV cache of their own, each on as many of the "
+            "devices that share the layer. Tokens go to their experts and back; kv_gib and kv_tokens are each device's"
         ),
     ] = 1
     hosts: Annotated[
@@ -302,10 +302,10 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             raise ValueError(
                 "data_parallel spreads whole experts over its devices: set expert_parallel beside it, or leave it at 1"
             )
-        if self.data_parallel > 1 and (odd := [g for g in shared if len(g) != self.stages * self.data_parallel]):
+        if self.data_parallel > 1 and (odd := [g for g in shared if len(g) % (self.stages * self.data_parallel)]):
             raise ValueError(
                 f"data_parallel is {self.data_parallel}, and {len(odd[0]) // self.stages} devices share a layer: "
-                "each has the attention whole, so make it as many"
+                "as many of them have each copy of its attention, so make it a divisor"
             )
         if self.stages > 1 and not shared:
             raise ValueError("stages are of devices in brackets of their own, which share every model: name some")

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them only wher
     TCPStore,
 )
 
-from engine.planning.parallelism import Parallelism
+from engine.planning.parallelism import Parallelism, RankPlace
 from engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
@@ -42,11 +42,18 @@ class Exchanged(NamedTuple):
 
 class Communicator:
     def __init__(
-        self, group: Any | None, shard: Shard, pipe: "StagePipe | None" = None, rank: int = 0, size: int = 1
+        self,
+        group: Any | None,
+        shard: Shard,
+        pipe: "StagePipe | None" = None,
+        rank: int = 0,
+        size: int = 1,
+        sharing: Any | None = None,
     ) -> None:
         """`group`: a process group of torch.distributed's, of `size` ranks; None: it is alone. `shard`: of the matrices, which as many ranks share as
-        it says. `pipe`: to other stages."""
+        it says: `sharing` is the group of these, where they are not all. `pipe`: to other stages."""
         self._group = group
+        self._sharing = group if sharing is None else sharing
         self.shard = shard
         self.pipe = pipe
         self.rank = rank
@@ -62,30 +69,38 @@ class Communicator:
         """The parts of the group that have whole matrices, and sequences of their own: so many."""
         return self.size // self.shard.size
 
+    @property
+    def copy(self) -> int:
+        """The number of the one that this rank belongs to: ranks with the same shard lie one behind another."""
+        return self.rank % self.copies
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks that share matrices have made of their parts, in place where x is contiguous."""
-        return x if self.shard.size == 1 else self.total(x)
+        return x if self.shard.size == 1 else self._summed(x, self._sharing)
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors, in place where x is contiguous."""
-        if self._group is None:
+        return self._summed(x, self._group)
+
+    def _summed(self, x: torch.Tensor, group: Any | None) -> torch.Tensor:
+        if group is None:
             return x
         x = x.contiguous()
-        self._group.allreduce([x]).wait()
+        group.allreduce([x]).wait()
         done = self.exchanged
         self.exchanged = done._replace(sums=done.sums + 1, summed_bytes=done.summed_bytes + x.nbytes)
         return x
 
     def join(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Return the columns of all ranks that share matrices side by side: x [rows, sizes[rank]] -> [rows, sum(sizes)]."""
-        if self._group is None or self.shard.size == 1:
+        if self._sharing is None or self.shard.size == 1:
             return x
         widest = max(sizes)
         if x.shape[1] < widest:
             x = torch.nn.functional.pad(x, (0, widest - x.shape[1]))
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in sizes]
-        self._group.allgather([parts], [x]).wait()
+        self._sharing.allgather([parts], [x]).wait()
         done = self.exchanged
         self.exchanged = done._replace(joins=done.joins + 1, joined_bytes=done.joined_bytes + len(sizes) * x.nbytes)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
@@ -119,10 +134,13 @@ class Communicator:
         return going, coming
 
     def to_first(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return all ranks' rows one behind another, on the first rank; on the others none. `counts`: of each rank."""
-        to_others = [0] * (self.size - 1)
-        received = counts if self.is_first else [0, *to_others]
-        return self.exchange(rows, [counts[self.rank], *to_others], received)
+        """Return all copies' rows one behind another, on the ranks of the first one; on the others none. `counts`: of each copy. Each rank has the
+        rows of its own copy, and they come from those with the same shard."""
+        sent, received, first = [0] * self.size, [0] * self.size, self.rank - self.copy
+        sent[first] = counts[self.copy]
+        if self.copy == 0:
+            received[first : first + self.copies] = counts
+        return self.exchange(rows, sent, received)
 
 
 class StagePipe:
@@ -196,7 +214,7 @@ def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, ad
     """Connect one rank with the others; returns when all of them have called it. `rank`: among those of all stages. `address`: of this rank."""
     size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
     stage, within = divmod(rank, per_stage)
-    shard = Shard(within % degrees.tp, degrees.tp)
+    shard = RankPlace(degrees, within).shard
 
     def communicator(name: str) -> Communicator:
         pipe = None
@@ -204,7 +222,11 @@ def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, ad
             group = _group(f"{name}-pipe", rank, size, store, device, address)
             pipe = StagePipe(group, rank, per_stage, num_stages)
         shared = _group(f"{name}-{stage}", within, per_stage, store, device, address) if per_stage > 1 else None
-        return Communicator(shared, shard, pipe, within, per_stage)
+        sharing = None
+        if 1 < degrees.tp < per_stage:
+            copy = f"{name}-{stage}-{within % degrees.copies}"
+            sharing = _group(copy, shard.rank, shard.size, store, device, address)
+        return Communicator(shared, shard, pipe, within, per_stage, sharing)
 
     return RankLinks(shard, num_stages, communicator("serving"), communicator("loading"))
 

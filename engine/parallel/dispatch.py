@@ -39,8 +39,11 @@ class RoutedTokens(NamedTuple):
 
 def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator") -> torch.Tensor:
     """Return the weighted sum of what their experts make of this rank's tokens, [tokens, hidden], and compute this rank's experts for the others'.
-    All ranks of the stage call it at the same time, be it without a token."""
-    x, weights, expert_ids = tokens
+    All ranks of the stage call it at the same time, be it without a token. Ranks that share matrices have the same tokens: each sends its part of
+    them, and returns zeros for the others, so that the sum which follows is of all."""
+    (num_all, hidden), first, every = tokens.x.shape, ranks.shard.rank, ranks.shard.size
+    x, weights, expert_ids = (part[first::every] for part in tokens)
+    positions = positions[first::every]
     experts.count(expert_ids)
     owners = experts.routes_on(x.device).ranks_of(expert_ids, positions)
     goes_to = torch.stack([(owners == rank).any(1) for rank in range(ranks.size)])
@@ -48,10 +51,10 @@ def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, 
     sent, received = ranks.exchange_counts(goes_to.sum(1))
     ids = torch.where(owners[token_of] == rank_of.unsqueeze(1), expert_ids[token_of], -1)
     leaving = RoutedTokens(x[token_of], weights[token_of], ids).packed()
-    arrived = RoutedTokens.unpacked(ranks.exchange(leaving, sent, received), x.shape[1], x.dtype)
+    arrived = RoutedTokens.unpacked(ranks.exchange(leaving, sent, received), hidden, x.dtype)
     sums = ranks.exchange(experts.own_sum(*arrived), received, sent)
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    total = torch.zeros(num_all, hidden, dtype=torch.float32, device=x.device)
     for places, of_rank in zip(torch.split(token_of, sent), torch.split(sums, sent), strict=True):
         # A token is at most once among each rank's: the order of its sum is the ranks'.
-        total.index_add_(0, places, of_rank.float())
+        total.index_add_(0, first + every * places, of_rank.float())
     return total.to(x.dtype)

@@ -97,7 +97,7 @@ class PartRunner(ModelRunner):
         ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
         every_row = self._wants_every_row(step)
         shares = StepShares(step, ranks.copies, self.layout.block_size, every_row)
-        own, number = shares.of(ranks.rank), 0 if pipe is None else pipe.next_step()
+        own, number = shares.of(ranks.copy), 0 if pipe is None else pipe.next_step()
         chosen, incoming = self._chosen_for(step), None
         if pipe is not None and not pipe.is_first:
             incoming = self._received(0 if own is None else len(own.token_ids), number)
@@ -105,7 +105,7 @@ class PartRunner(ModelRunner):
         hidden = self._serve() if own is None else self.model.forward(self._context(own, chosen, incoming))
         computed_s = self._since(began)
         if pipe is None or pipe.is_last:
-            hidden = hidden.index_select(0, _rows_on(shares.wanted_of(ranks.rank), device))
+            hidden = hidden.index_select(0, _rows_on(shares.wanted_of(ranks.copy), device))
         logit_rows = _rows_on(step.logit_rows, device) if every_row and step.logit_rows is not None else None
         if pipe is None:
             return BegunStep(step, number, hidden, logit_rows, computed_s, shares)
@@ -136,7 +136,7 @@ class PartRunner(ModelRunner):
     def scrub(self, blocks: Sequence[int]) -> None:
         """Zero those of the blocks that this rank has."""
         copies = self._ranks.copies
-        super().scrub([b // copies for b in blocks if copies == 1 or b % copies == self._ranks.rank])
+        super().scrub([b // copies for b in blocks if b % copies == self._ranks.copy])
 
     def _new_graphs(self) -> None:
         """Ranks do without: one that fails to record would leave the others waiting."""
@@ -145,8 +145,7 @@ class PartRunner(ModelRunner):
         ranks, groups = self._ranks, len(self.layout.groups)
         step, rows = scratch_step(tokens, start, self.layout.block_size, groups, self.pooling, ranks.copies)
         is_first_stage = self._pipe is None or self._pipe.is_first
-        chooses = is_first_stage and (ranks.copies == 1 or ranks.is_first)
-        return step, rows if chooses else []
+        return step, rows if is_first_stage and ranks.copy == 0 else []
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
         """`incoming`: what the stage before has made of the step, its images included."""
@@ -170,16 +169,17 @@ class PartRunner(ModelRunner):
         return none
 
     def _joined(self, begun: BegunStep, shares: StepShares) -> torch.Tensor | None:
-        """Return the wanted hidden states of all ranks in the step's order, on the first one; None: there are none, or they are not this one's."""
+        """Return the wanted hidden states of all ranks in the step's order, on those of the first copy, which share the head; None: there are none,
+        or they are another's."""
         counts, own = shares.num_wanted, begun.hidden
         if own is None:
             if not self.is_pipelined:
                 return None
-            own = self._received(counts[self._ranks.rank], begun.number)
+            own = self._received(counts[self._ranks.copy], begun.number)
         if not any(counts):
             return None
         rows = self._ranks.to_first(own, counts)
-        return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.is_first else None
+        return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.copy == 0 else None
 
     def _chosen_for(self, step: StepInput) -> torch.Tensor | None:
         """Return the tokens of the step before, as far as they are fed into this one: the first rank alone has drawn them."""

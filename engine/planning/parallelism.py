@@ -35,11 +35,6 @@ class Parallelism(NamedTuple):
         return self.per_stage // self.tp
 
     @property
-    def is_served(self) -> bool:
-        """Tell whether hosts compute it, or it is planned alone."""
-        return self.copies == 1 or self.tp == 1
-
-    @property
     def stage_places(self) -> "list[RankPlace]":
         """The first rank of each stage."""
         return [RankPlace(self, 0, stage) for stage in range(self.pp)]
@@ -53,10 +48,10 @@ class Parallelism(NamedTuple):
         if size < 2:
             return cls()
         per_stage = size // num_stages
-        if copies > 1 and (copies != per_stage or not is_by_experts):
+        if copies > 1 and (per_stage % copies or not is_by_experts):
             raise CheckpointError(
-                f"data_parallel is {copies}, and a stage has {per_stage} ranks: each has the attention whole, and some of the experts; "
-                f"make it {per_stage}, with expert_parallel, or 1"
+                f"data_parallel is {copies}, and a stage has {per_stage} ranks: so many copies of its attention are on as many of them each, and its "
+                f"experts on all; make it a divisor of {per_stage}, with expert_parallel, or 1"
             )
         if redundant % per_stage:
             raise CheckpointError(
@@ -116,8 +111,13 @@ class RankPlace(NamedTuple):
     stage: int = 0
 
     @property
+    def copy(self) -> int:
+        """The number of the copy of the attention that it belongs to: ranks with the same shard lie one behind another."""
+        return self.rank % self.parallelism.copies
+
+    @property
     def shard(self) -> Shard:
-        return Shard(self.rank % self.parallelism.tp, self.parallelism.tp)
+        return Shard(self.rank // self.parallelism.copies, self.parallelism.tp)
 
     def part_of(self, shape: WeightShape) -> tuple[int, int, int]:
         """Return how many matrices of how many rows and columns of it the rank has. Raises CheckpointError where they do not divide."""

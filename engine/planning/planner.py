@@ -90,8 +90,6 @@ class ModelPlan(NamedTuple):
         room = f"{split.kv_bytes / GIB:.1f} GiB for KV, {split.kv_tokens:,} tokens"
         assert split.speed is not None
         pace = f"{split.speed.tokens_per_s:,.0f} tokens/s at {split.speed.batch} sequences, {split.speed.token_s * 1e3:.1f} ms a token"
-        if not split.parallelism.is_served:
-            room += f"; not served yet: {split.parallelism.copies} copies of the attention, each on several ranks"
         if split is self.best:
             return f"most tokens a second of those that fit: {pace}; {room}"
         assert self.best.speed is not None
@@ -115,7 +113,6 @@ def make_plan(
     splits.sort(
         key=lambda split: (
             not split.fits,
-            not split.parallelism.is_served,
             -split.speed.tokens_per_s if split.speed else split.missing_bytes,
         )
     )

@@ -74,7 +74,7 @@ class RoutedCounts(NamedTuple):
 
 class ExchangedBytes(NamedTuple):
     """The messages that a rank takes part in for one step of a stage: sums of hidden states and joined logits, where matrices are shared; rows that
-    go from every rank to every other, where each has sequences of its own."""
+    go from every rank to every other, where copies of the attention have sequences of their own."""
 
     sums: int
     summed_bytes: int
@@ -87,30 +87,36 @@ class ExchangedBytes(NamedTuple):
 def exchanged(
     model: PlannedModel, place: RankPlace, tokens: int, rows: int, routed: RoutedCounts | None = None
 ) -> ExchangedBytes:
-    """Count the messages of a step of so many tokens and rows of logits, of this rank where each has its own. Of shared matrices two in each layer;
-    at the first stage one behind the embedding, and one that joins the vocabulary. Of whole ones three in each layer of experts: how many tokens go
-    to each rank, the tokens with their experts' numbers and weights, and what is made of them; at the first stage one of the rows whose logits are
-    wanted. `routed`: None for as many as are likely, if each expert is as likely."""
+    """Count the messages of a step of so many tokens and rows of logits, of this rank's copy where there are several. Of shared matrices two in each
+    layer; at the first stage one behind the embedding, and one that joins the vocabulary. Between copies three in each layer of experts: how many
+    tokens go to each rank, the tokens with their experts' numbers and weights, and what is made of them; at the first stage one of the rows whose
+    logits are wanted. `routed`: None for as many as are likely, if each expert is as likely."""
+    shared, between = _of_shared_matrices(model, place, tokens, rows), (0, 0)
+    if place.parallelism.copies > 1:
+        between = _between_copies(model, place, rows, routed or likely_routed(model, place, tokens))
+    return ExchangedBytes(*shared, *between)
+
+
+def _between_copies(model: PlannedModel, place: RankPlace, rows: int, routed: RoutedCounts) -> tuple[int, int]:
+    others, sparse, is_first = place.parallelism.ep - 1, _sparse_layers(model, place), place.stage == 0
+    hidden = model.config.hidden_size * model.item_bytes
+    with_experts = hidden + 8 * max((shape.active for shape in sparse), default=0)
+    num_bytes = len(sparse) * 8 * others + routed.sent * with_experts + routed.received * hidden
+    if is_first and place.copy:
+        num_bytes += rows * hidden
+    return 3 * len(sparse) + (is_first and rows > 0), round(num_bytes)
+
+
+def _of_shared_matrices(model: PlannedModel, place: RankPlace, tokens: int, rows: int) -> tuple[int, int, int, int]:
     tp, config = place.parallelism.tp, model.config
-    is_first = place.stage == 0
-    if place.parallelism.copies > 1 and tp == 1:
-        others, sparse = place.parallelism.ep - 1, _sparse_layers(model, place)
-        routed = routed or likely_routed(model, place, tokens)
-        hidden = config.hidden_size * model.item_bytes
-        with_experts = hidden + 8 * max((shape.active for shape in sparse), default=0)
-        num_bytes = len(sparse) * 8 * others + routed.sent * with_experts + routed.received * hidden
-        if is_first and place.rank:
-            num_bytes += rows * hidden
-        return ExchangedBytes(0, 0, 0, 0, 3 * len(sparse) + (is_first and rows > 0), round(num_bytes))
+    if tp == 1 < place.parallelism.copies:
+        return 0, 0, 0, 0
+    is_first, has_head = place.stage == 0, place.stage == place.copy == 0
     sums = is_first + 2 * len(model.stages(place.parallelism.pp)[place.stage])
     spans = [Shard(rank, tp).span(config.vocab_size, VOCABULARY_UNIT) for rank in range(tp)]
     widest = max(span.size for span in spans)
-    return ExchangedBytes(
-        sums,
-        sums * tokens * config.hidden_size * model.item_bytes,
-        int(is_first and rows > 0),
-        tp * rows * widest * 4 * is_first,
-    )
+    num_bytes = sums * tokens * config.hidden_size * model.item_bytes
+    return sums, num_bytes, int(has_head and rows > 0), tp * rows * widest * 4 * has_head
 
 
 def likely_routed(model: PlannedModel, place: RankPlace, tokens: int) -> RoutedCounts:

@@ -176,7 +176,7 @@ def serve(
         int,
         typer.Option(
             min=1,
-            help="Devices with the attention whole and sequences of their own, beside --expert-parallel: so many times the KV cache.",
+            help="Copies of the attention, each on --tp devices and with sequences of its own, beside --expert-parallel: so many times the KV cache.",
         ),
     ] = 1,
     speculate: Annotated[

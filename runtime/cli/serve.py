@@ -84,10 +84,6 @@ class Served(NamedTuple):
             )
         if self.dp > 1 and not self.expert_parallel:
             raise CliError("--dp spreads whole experts over its devices: give --expert-parallel as well.")
-        if self.dp > 1 and self.tp > 1:
-            raise CliError(
-                f"--dp {self.dp} has the attention whole on each device, and --tp {self.tp} cuts it: give --dp {self.dp * self.tp} or drop either."
-            )
         if self.is_split and ranks > 1:
             raise CliError(
                 "--tp, --pp and --dp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."

@@ -77,8 +77,8 @@ async def test_every_device_has_a_budget_of_its_own(
             "data_parallel spreads whole experts over its devices: set expert_parallel beside it",
         ),
         (
-            {"devices": [["cpu"] * 4], "expert_parallel": True, "data_parallel": 2},
-            "data_parallel is 2, and 4 devices share a layer: each has the attention whole, so make it as many",
+            {"devices": [["cpu"] * 4], "expert_parallel": True, "data_parallel": 3},
+            "data_parallel is 3, and 4 devices share a layer: as many of them have each copy of its attention, so make it a divisor",
         ),
         ({"device": "gpu"}, "'gpu' is no device; say auto, cpu, cuda or cuda:N"),
     ],

@@ -67,6 +67,32 @@ def test_ranks_with_tokens_of_their_own_send_rows_to_each_other_and_to_the_first
     assert (second[5].exchanges, second[5].exchanged_bytes) == (3, 8 + 16 + 16)
 
 
+def test_copies_of_several_ranks_sum_and_join_their_own_parts_and_send_rows_to_the_first_one() -> None:
+    def work(links: RankLinks) -> Any:
+        ranks, rank = links.serving, links.rank
+        assert ranks is not None
+        summed, total = ranks.sum(torch.full((1,), 10.0**rank)), ranks.total(torch.full((1,), 10.0**rank))
+        joined = ranks.join(torch.full((1, 1), rank), (1, 1))
+        counts = [1, 2]
+        gathered = ranks.to_first(torch.full((counts[ranks.copy], 1), rank), counts)
+        return (
+            links.shard,
+            ranks.copy,
+            ranks.copies,
+            int(summed),
+            int(total),
+            joined.tolist(),
+            gathered.flatten().tolist(),
+        )
+
+    assert linked(Parallelism(tp=2, ep=4), work) == [
+        (Shard(0, 2), 0, 2, 101, 1111, [[0, 2]], [0, 1, 1]),
+        (Shard(0, 2), 1, 2, 1010, 1111, [[1, 3]], []),
+        (Shard(1, 2), 0, 2, 101, 1111, [[0, 2]], [2, 3, 3]),
+        (Shard(1, 2), 1, 2, 1010, 1111, [[1, 3]], []),
+    ]
+
+
 def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
     def work(links: RankLinks) -> Any:
         assert links.serving is not None

@@ -53,11 +53,19 @@ def dp_of(size: int, stages: int = 1, **changes: Any) -> HostConfig:
     return group_of(size, stages=stages, expert_parallel=True, data_parallel=size // stages, **changes)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    host = dp_of(2)
-    with group_memory(host) as memory:
-        yield Ranks(host, memory)
+HOSTS = [
+    pytest.param(dp_of(2), id="two ranks"),
+    pytest.param(
+        group_of(4, expert_parallel=True, data_parallel=2), id="two ranks for each copy", marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Two copies of the attention."""
+    with group_memory(request.param) as memory:
+        yield Ranks(request.param, memory)
 
 
 def shares_of(ranks: Ranks, directory: Path, asked: list[Submit], **changes: Any) -> set[int]:
@@ -193,12 +201,13 @@ def test_models_lend_each_other_slabs_of_all_ranks(tmp_path: Path, pair: Ranks) 
             model.close()
 
 
-def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies", HOSTS)
+def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path, copies: HostConfig) -> None:
     write_family(tmp_path / "model", LATENT)
     (tmp_path / "host").mkdir()
     prompts = [random_prompt(96, seed=1), random_prompt(96, seed=2)]
     expected = [one(load_engine(tmp_path / "model"), submit("a", prompt)).token_ids for prompt in prompts]
-    host = replace(dp_of(2), kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host"))
+    host = replace(copies, kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host"))
     with group_memory(host) as memory:
         tiers = open_tiers(host)
         assert tiers is not None
@@ -246,25 +255,34 @@ def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "size",
-    [pytest.param((2, 2), id="two stages"), pytest.param((4, 1), id="four ranks", marks=pytest.mark.slow)],
+    "host",
+    [
+        pytest.param(dp_of(4, 2), id="two stages"),
+        pytest.param(dp_of(4), id="four ranks", marks=pytest.mark.slow),
+        pytest.param(
+            group_of(8, stages=2, expert_parallel=True, data_parallel=2),
+            id="two stages, two ranks for each copy",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 @pytest.mark.parametrize("family", [GROUPED, LATENT])
-def test_more_ranks_and_stages_compute_the_logits_of_one(tmp_path: Path, size: tuple[int, int], family: str) -> None:
+def test_more_ranks_and_stages_compute_the_logits_of_one(tmp_path: Path, host: HostConfig, family: str) -> None:
     write(tmp_path, family)
-    ranks, stages = size
     asked = several(prompt_logprobs=True, temperature=0.9, seed=5)
     expected = drain(load_engine(tmp_path), asked)
-    host = dp_of(ranks * stages, stages)
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
         assert_same(drain(model.engine, asked), expected)
 
 
-def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies", HOSTS)
+def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_same(
+    tmp_path: Path, copies: HostConfig
+) -> None:
     write_family(tmp_path, LATENT)
     asked = [submit(f"s{i}", random_prompt(90, seed=i), max_tokens=8, num_logprobs=3) for i in range(7)]
     expected = drain(load_engine(tmp_path), asked)
-    host = dp_of(2, redundant_experts=2)
+    host = replace(copies, redundant_experts=len(copies.group))
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
         runner = model.engine.runner.own
         began = [layer.placement for layer in experts_of(runner.model)]
@@ -282,7 +300,9 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     write_family(tmp_path, LATENT)
     assert pair.memory.links is not None
     assert pair.memory.links.serving is not None
-    routed: list[int] = []  # tokens of each layer that have an expert on the other rank
+    routed: list[int] = []  # tokens of each layer that have an expert on another rank, once for each of these
+    back: list[int] = []  # and tokens of the ranks that share matrices with this one, with an expert here
+    degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:
         watched = [part.experts for part in sparse_parts_of(model.engine.runner.own.model)]
         original = SparseMLP.__call__
@@ -290,18 +310,22 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
         def watch(self: SparseMLP, x: torch.Tensor, context: Any) -> torch.Tensor:
             assert self.experts in watched
             assert self.experts.placement is not None
-            there = torch.tensor(self.experts.placement.slots[1])
-            routed.append(int(torch.isin(self.router(x, context)[1], there).any(1).sum()))
+            ids = self.router(x, context)[1]
+            here, *others = [torch.tensor(slots) for slots in self.experts.placement.slots]
+            routed.append(sum(int(torch.isin(ids[:: degrees.tp], there).any(1).sum()) for there in others))
+            theirs = [ids[lane :: degrees.tp] for lane in range(1, degrees.tp)]
+            back.append(sum(int(torch.isin(of_one, here).any(1).sum()) for of_one in theirs))
             return original(self, x, context)
 
         monkeypatch.setattr(SparseMLP, "__call__", watch)
         before = pair.memory.links.serving.exchanged
         one(model.engine, submit("a", random_prompt(40, seed=1), max_tokens=1))
         after = pair.memory.links.serving.exchanged
-    place = RankPlace(Parallelism(ep=2))
-    expected = exchanged(read_model(tmp_path, on_cpu=True), place, 40, 1, RoutedCounts(sum(routed), 0))
+    expected = exchanged(
+        read_model(tmp_path, on_cpu=True), RankPlace(degrees), 40, 1, RoutedCounts(sum(routed), sum(back))
+    )
     assert len(routed) == len(watched)
-    assert 0 < sum(routed) <= 40 * len(watched)
+    assert 0 < sum(routed) <= 40 * len(watched) * (degrees.size - 1)
     assert tuple(b - a for a, b in zip(before, after, strict=True)) == expected
 
 

@@ -63,6 +63,7 @@ def sharing(models: tuple[str, ...], **how: int) -> list[ParameterSet]:
         *sharing(WITH_EXPERTS, expert_parallel=True),
         *sharing(WITH_EXPERTS, expert_parallel=True, stages=2),
         *sharing(WITH_EXPERTS, expert_parallel=True, data_parallel=4),
+        *sharing(WITH_EXPERTS, expert_parallel=True, data_parallel=2),
         *sharing(WITH_EXPERTS, expert_parallel=True, data_parallel=2, stages=2),
     ],
     indirect=["ranks"],

@@ -136,13 +136,11 @@ def plan_of_sixteen() -> ModelPlan:
     return make_plan(model, parse_devices("16xh100", never), Workload.of(model))
 
 
-def test_the_best_of_a_plan_is_a_split_that_is_served(plan_of_sixteen: ModelPlan) -> None:
-    plan = plan_of_sixteen
-    assert plan.best.parallelism.is_served
-    others = [split for split in plan.splits if not split.parallelism.is_served and split.speed is not None]
-    assert others
-    assert all("not served yet" in plan.reason(split) for split in others)
-    assert "not served yet" not in plan.reason(plan.best)
+def test_a_plan_weighs_copies_of_the_attention_on_several_ranks_too(plan_of_sixteen: ModelPlan) -> None:
+    fitting = [split for split in plan_of_sixteen.splits if split.fits]
+    assert any(split.parallelism.copies > 1 and split.parallelism.tp > 1 for split in fitting)
+    paces = [split.speed.tokens_per_s for split in fitting if split.speed is not None]
+    assert paces == sorted(paces, reverse=True)
 
 
 def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens(plan_of_sixteen: ModelPlan) -> None:

@@ -50,13 +50,15 @@ def test_copies_of_experts_are_as_many_on_every_rank() -> None:
         Parallelism.of_group(4, 2, True, 5)
 
 
-def test_copies_of_the_attention_are_as_many_as_a_stage_has_ranks() -> None:
+def test_copies_of_the_attention_are_on_as_many_ranks_of_a_stage_each() -> None:
+    assert Parallelism.of_group(8, 2, True, copies=2) == Parallelism(2, 2, 4)
     assert Parallelism.of_group(4, 2, True, copies=2) == Parallelism(1, 2, 2)
     assert Parallelism.of_group(4, 1, True, 4, copies=4) == Parallelism(1, 1, 4, spare=1)
     assert str(Parallelism(1, 2, 2)) == "tp 1, pp 2, ep 2, dp 2"
-    for size, is_by_experts in ((4, True), (2, False)):
+    for size, is_by_experts in ((3, True), (2, False)):
         with pytest.raises(
-            CheckpointError, match=f"a stage has {size} ranks: .* make it {size}, with expert_parallel, or 1"
+            CheckpointError,
+            match=f"a stage has {size} ranks: .* make it a divisor of {size}, with expert_parallel, or 1",
         ):
             Parallelism.of_group(size, 1, is_by_experts, copies=2)
     with pytest.raises(
@@ -105,8 +107,9 @@ def test_a_rank_has_its_part_of_a_matrix_and_a_sum_is_the_first_ones() -> None:
 
 def test_degrees_say_how_many_ranks_they_are_of() -> None:
     degrees = Parallelism(tp=2, pp=3, ep=4)
-    assert (degrees.per_stage, degrees.size, degrees.copies, degrees.is_served) == (4, 12, 2, False)
-    assert Parallelism(tp=1, pp=2, ep=4).is_served
+    assert (degrees.per_stage, degrees.size, degrees.copies) == (4, 12, 2)
+    places = [RankPlace(degrees, rank) for rank in range(4)]
+    assert [(place.copy, place.shard.rank) for place in places] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [place.stage for place in degrees.stage_places] == [0, 1, 2]
     assert Parallelism.of_group(1, 3, True, 5, 7) == Parallelism()
     assert Parallelism.of_group(4, 2, False) == Parallelism(2, 2)

@@ -14,16 +14,14 @@ def test_devices_with_sequences_of_their_own_are_a_group() -> None:
     engine = served(dp=2, pp=2, expert_parallel=True).engine
     assert engine["devices"] == [["cpu"] * 4]
     assert (engine["stages"], engine["data_parallel"], engine["expert_parallel"]) == (2, 2, True)
+    of_two = served(dp=2, tp=2, expert_parallel=True).engine
+    assert (of_two["devices"], of_two["data_parallel"]) == ([["cpu"] * 4], 2)
 
 
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
         ({"dp": 2}, "--dp spreads whole experts over its devices: give --expert-parallel as well."),
-        (
-            {"dp": 2, "tp": 2, "expert_parallel": True},
-            "--dp 2 has the attention whole on each device, and --tp 2 cuts it: give --dp 4 or drop either.",
-        ),
         ({"expert_parallel": True}, "among the devices of --tp or --dp: give either more than one."),
         ({"redundant_experts": 2}, "--redundant-experts are copies beside --expert-parallel: give that as well."),
         ({"dp": 2, "expert_parallel": True, "num_prefill": 1, "num_decode": 1}, "drop either."),
