@@ -191,7 +191,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (GLM, {"partial_rotary_factor": 0.3, "rope_parameters": None}, "partial_rotary_factor = 0.3, by which 3 numbers"),
         (GLM, {"rope_parameters": 3}, "rotary parameters 3; they must be an object"),
         (GLM, {"first_k_dense_replace": "x"}, "first_k_dense_replace = 'x'; it must be a whole number from 0 to 3"),
-        (GLM, {"n_shared_experts": -1}, "n_shared_experts = -1; it must be a whole number from 0 to 10"),
+        (GLM, {"n_shared_experts": -1}, "n_shared_experts = -1; it must be a whole number from 0 to 12"),
         (DEEPSEEK, {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers = 1000000000"),
         (SCOUT, {"moe_layers": [[1]]}, r"moe_layers = \[\[1\]\]; they must be layers below 4"),
         (GLM, {"n_routed_experts": 0}, "n_routed_experts = 0"),
