@@ -8,7 +8,7 @@ from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 IMAGE_BYTES = 4096  # of an image's digest, whatever its size: as long as 1,000 tokens of text are taken to be
-_IMAGES = frozenset({"image_url", "input_image", "image"})  # types of parts, in whichever dialect
+_IMAGES = ("image_url", "input_image", "image")  # types of parts, in whichever dialect
 
 
 def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:

@@ -85,6 +85,9 @@ def _of_value(value: Any, declared: inspect.Type, at: str) -> ApiError | None:
     if isinstance(declared, inspect.ListType | inspect.VarTupleType):
         found = (_of_value(item, declared.item_type, f"{at}[{position}]") for position, item in enumerate(value))
         return next((error for error in found if error is not None), None)
+    if isinstance(declared, inspect.DictType):
+        found = (_of_value(item, declared.value_type, f"{at}.{key[:100]}") for key, item in value.items())
+        return next((error for error in found if error is not None), None)
     return None
 
 

@@ -142,7 +142,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
         return schema
-    if isinstance(required, list) and not all(key in properties for key in required):
+    if isinstance(required, list) and not all(isinstance(key, str) and key in properties for key in required):
         return schema
     kept = {key: closed(value) if isinstance(value, dict) else value for key, value in properties.items()}
     return {**schema, "properties": kept, "additionalProperties": False}

@@ -31,3 +31,9 @@ def test_whatever_reaches_the_prompt_makes_another_prefix() -> None:
     for name, other in (("role", "user"), ("content", "y"), ("name", "g"), ("tool_call_id", "2"), ("tool_calls", [])):
         assert pieces({**told, name: other}) != [plain], name
     assert pieces({**told, "unknown": 1}) == [plain]
+
+
+def test_parts_of_no_kind_are_left_to_whoever_refuses_them() -> None:
+    for kind in ({}, [], None, 3):
+        parts = [{"type": kind, "text": "Hi"}]
+        assert len(pieces({"role": "user", "content": [{"type": "tool_result", "content": parts}, *parts]})) == 1

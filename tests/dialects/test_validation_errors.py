@@ -78,6 +78,12 @@ def test_a_mistake_is_said_by_its_place_and_what_to_change(change: dict[str, Any
     assert refusal.value.message == message
 
 
+def test_a_value_of_a_table_is_named_by_its_key() -> None:
+    with pytest.raises(ApiError) as refusal:
+        parse("responses", over(BASES["responses"], '{"metadata": {"a": "b", "turn": 1}}'))
+    assert (refusal.value.param, refusal.value.message) == ("metadata.turn", "metadata.turn: must be a string")
+
+
 def test_of_several_mistakes_the_first_declared_is_said() -> None:
     bad = '{"n": 0, "messages": [{"content": [3], "role": "wizard"}], "top_k": -2, "max_tokens": 0}'
     for without, param in (("", "max_tokens"), ("max_tokens", "top_k"), ("max_tokens top_k", "messages[0].role")):

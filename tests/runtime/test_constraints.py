@@ -100,6 +100,7 @@ async def test_what_nobody_demands_and_nothing_could_enforce_is_no_grammar(site:
         ({"type": "object"}, {"type": "object"}),
         ({"properties": {}}, {"properties": {}, "additionalProperties": False}),
         ({"properties": {"a": True}, "required": ["b"]}, {"properties": {"a": True}, "required": ["b"]}),
+        ({"properties": {"a": {}}, "required": [{}]}, {"properties": {"a": {}}, "required": [{}]}),
         ({"properties": {"a": {}}, "anyOf": []}, {"properties": {"a": {}}, "anyOf": []}),
         (
             {"properties": {"a": {"properties": {"b": {}}}, "c": {"type": "string"}}, "required": ["a"]},
