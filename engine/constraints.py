@@ -274,10 +274,11 @@ def grammar_of(constraint: Constraint) -> str:
     match constraint.kind:
         case "json_schema":
             try:
-                from engine.formats.grammars import WHITE_SPACE  # as llguidance, not on a bare GPU machine
+                from engine.formats.grammars import WHITE_SPACE, asserting  # as llguidance, not on a bare GPU machine
 
                 options = {"whitespace_pattern": WHITE_SPACE}
-                return LLMatcher.grammar_from_json_schema(constraint.text, defaults=options)  # type: ignore[arg-type]
+                schema = asserting(json.loads(constraint.text))
+                return LLMatcher.grammar_from_json_schema(schema, defaults=options)  # type: ignore[arg-type]
             except ValueError as error:
                 raise ConstraintError(f"the schema cannot be read: {error}") from None
         case "regex":

@@ -79,6 +79,7 @@ class AnswerForm:
             is_single=not conversation.parallel_tool_calls,
             document=None if asked is None or conversation.must_call else document(asked),
             may_be_text=not conversation.must_call and asked is None,
+            is_lenient=not conversation.strict_tools,
         )
         try:
             return Constraint("lark", answers.grammar(self._thinking, rules))

@@ -11,6 +11,11 @@ from engine.protocol import Constraint
 TEXT = r"/(.|\n)*/"
 # White space between a document's parts, if any: a few spaces, or a line end and its indentation. Bounded, or a model may put out nothing else.
 WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
+_FORMATS = {
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
+    "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+}  # fmt: skip
+_VALUES = ("enum", "const", "default", "examples")  # of a schema that are no schemas
 
 
 class Grammar:
@@ -31,7 +36,7 @@ class Grammar:
 
     def json(self, name: str, schema: dict[str, Any]) -> str:
         """Add a rule of the documents of a schema, on one line, as models write arguments."""
-        given = {**schema, "x-guidance": self._options}
+        given = {**asserting(schema), "x-guidance": self._options}
         return self.rule(name, f"%json {json.dumps(given, ensure_ascii=False)}")
 
     def up_to(self, name: str, marker: str, *, is_token: bool) -> str:
@@ -75,7 +80,7 @@ def document(constraint: Constraint) -> str:
     """Return a constraint as the right side of a rule."""
     match constraint.kind:
         case "json_schema":
-            schema = json.loads(constraint.text)
+            schema = asserting(json.loads(constraint.text))
             return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': WHITE_SPACE}})}"
         case "regex":
             return in_slashes(constraint.text)
@@ -83,6 +88,19 @@ def document(constraint: Constraint) -> str:
             return " | ".join(map(quoted, json.loads(constraint.text)))
         case "lark":
             return f"%lark {{\n{constraint.text}\n}}"
+
+
+def asserting(schema: Any) -> Any:
+    """Return a schema without the formats of others' making, such as "path": where JSON Schema defines none of that name, it demands nothing."""
+    if isinstance(schema, list):
+        return [asserting(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: part if key in _VALUES else asserting(part)
+        for key, part in schema.items()
+        if not (key == "format" and isinstance(part, str) and part not in _FORMATS)
+    }
 
 
 def in_slashes(pattern: str) -> str:

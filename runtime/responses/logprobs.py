@@ -21,7 +21,9 @@ def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, 
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token.token_id) for token in shown),
         token_logprobs=tuple(token.logprobs.logprob for token in shown if token.logprobs),
-        top_logprobs=tuple(_top_by_text(token.logprobs, None, tokenizer) for token in shown if token.logprobs),
+        top_logprobs=tuple(
+            _top_by_text(token.token_id, token.logprobs, None, tokenizer) for token in shown if token.logprobs
+        ),
         text_offset=tuple(offset + token.text_offset for token in shown),
     )
 
@@ -33,7 +35,13 @@ def echoed_logprobs(
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token_id) for token_id in token_ids),
         token_logprobs=(None, *(reported.logprob for reported in logprobs)),
-        top_logprobs=(None, *(_top_by_text(reported, num_top, tokenizer) for reported in logprobs)),
+        top_logprobs=(
+            None,
+            *(
+                _top_by_text(token_id, reported, num_top, tokenizer)
+                for token_id, reported in zip(token_ids[1:], logprobs, strict=True)
+            ),
+        ),
         text_offset=tuple(_offsets(token_ids, tokenizer)),
     )
 
@@ -68,8 +76,12 @@ def _by_id(token_id: int, reported: TokenLogprobs, num_top: int, tokenizer: Toke
     return table
 
 
-def _top_by_text(reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer) -> dict[str, float]:
-    return {tokenizer.token_text(token_id): logprob for token_id, logprob in reported.top[:num_top]}
+def _top_by_text(
+    token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Return the likeliest tokens, and the token that is there: one more, where it is none of them."""
+    there = (token_id, reported.logprob)
+    return {tokenizer.token_text(other): logprob for other, logprob in (there, *reported.top[:num_top])}
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

@@ -33,6 +33,8 @@ SCHEMAS: list[dict[str, Any]] = [
     {"$defs": {"t": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}},
                      "required": ["next"], "additionalProperties": False}}, "$ref": "#/$defs/t"},
     {"type": "string", "format": "date"},
+    {"type": "object", "properties": {"format": {"type": "string", "format": "path", "maxLength": 4}, "is": {"const": {"format": "path"}}},
+     "required": ["format", "is"], "additionalProperties": False},
 ]  # fmt: skip
 
 
@@ -97,6 +99,7 @@ def test_all_that_a_grammar_allows_is_chosen_and_nothing_else(
         ("json_schema", '{"type": "object", "if": {}, "then": {}}', '"if"'),
         ("json_schema", '{"$ref": "#/nowhere"}', "nowhere"),
         ("json_schema", '{"type": "colour"}', "colour"),
+        ("json_schema", '{"type": "string", "format": "uri-template"}', "Unknown format: uri-template"),
         ("json_schema", "[1", "cannot be read"),
         ("json_schema", '{"$ref": "#"}', "nothing satisfies it"),
         ("json_schema", '{"enum": []}', "Unsatisfiable"),

@@ -81,6 +81,14 @@ async def test_calls_that_nobody_demands_follow_their_schemas_where_they_can(sit
         assert part in submit.constraint.text
 
 
+async def test_calls_that_must_be_made_follow_schemas_to_the_letter_where_a_tool_is_strict(site: Site) -> None:
+    for tools in (TOOLS[:1], TOOLS):
+        assert (await call(site.app, CHAT, {**HELLO, "tools": tools, "tool_choice": "required"})).status == 200
+    free, strict = (submit.constraint.text for submit in site.engine.submits if submit.constraint is not None)
+    assert '"lenient": true' in free
+    assert '"lenient"' not in strict
+
+
 @pytest.mark.parametrize(
     "tools",
     [

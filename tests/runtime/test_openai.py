@@ -269,6 +269,12 @@ async def test_a_completion_takes_text_or_token_ids(site: Site) -> None:
         assert site.engine.submits[-1].prompt_token_ids == ids("abc")
 
 
+async def test_a_completion_has_sixteen_tokens_unless_it_says_how_many(site: Site) -> None:
+    for fields, expected in (({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 17}, 17)):
+        await call(site.app, "/ai/v1/completions", {"model": "tiny", "prompt": "x", **fields})
+        assert site.engine.submits[-1].sampling.max_tokens == expected
+
+
 async def test_logprobs_of_a_completion(site: Site) -> None:
     site.engine.script = says("abc", logprobs=True)
     answer = await call(site.app, "/ai/v1/completions", {"model": "tiny", "prompt": "x", "logprobs": 1})
