@@ -1,6 +1,7 @@
 """Cloudflare Workers AI's native paths: .../ai/run/{model}, what models, tasks and schemas there are, and whether a token works.
 
-Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage.
+Same generation as OpenAI's paths, other shapes: an envelope round one object, a stream of `{"response": ...}` whose last event has the usage. An
+answer that is asked for as JSON is a document there, not its text; in a stream it is text, and so is one that was cut short.
 """
 
 import re
@@ -147,7 +148,7 @@ class RunBuilder:
     num_events = 0
 
     def __init__(self, request: ValidRun, generator: Generator) -> None:
-        pass  # the native shape carries neither an id nor the model's name
+        self._is_document = request.constraint is not None and request.constraint.kind == "json_schema"
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         return b"".join(encode_event(_encoder.encode(result)) for result in _results(delta))
@@ -162,7 +163,9 @@ class RunBuilder:
         result = TextResult(
             delta.text, calls or UNSET, generation.usage, delta.reasoning or UNSET, delta.finish_reason or UNSET
         )
-        return _encoder.encode(Envelope(result))
+        if not self._is_document or calls or not _is_json(delta.text):
+            return _encoder.encode(Envelope(result))
+        return _encoder.encode(Envelope({**msgspec.to_builtins(result), "response": msgspec.Raw(delta.text.encode())}))
 
 
 class ModelCatalog:
@@ -249,9 +252,16 @@ def _results(delta: Delta) -> Iterator[TextResult]:
 
 def _call(call: CallPart, arguments: str) -> Call:
     """Arguments that are no JSON are told as the text they are."""
-    try:
-        msgspec.json.decode(arguments, type=msgspec.Raw)
-    except ValueError:
+    if not _is_json(arguments):
         arguments = msgspec.json.encode(arguments).decode()
     # An event has one line; in JSON a line end can only be white space.
     return Call(call.name, msgspec.Raw(arguments.replace("\r", " ").replace("\n", " ").encode()))
+
+
+def _is_json(text: str) -> bool:
+    """Tell whether a text is a whole document; a number in it may be one that Python has no float for."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except ValueError:
+        return False
+    return True

@@ -53,6 +53,7 @@ async function strictTool() {
 
 async function structured() {
   const { response } = await run({ messages, response_format: { type: "json_schema", json_schema: harness.WEATHER } });
+  expect(typeof response === "object", response);
   harness.expectWeather(response);
 }
 

@@ -71,6 +71,7 @@ def strict_tool() -> None:
 def structured() -> None:
     inputs = {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": harness.WEATHER}}
     answer = run(**inputs)["response"]
+    expect(isinstance(answer, dict), answer)
     harness.expect_weather(answer)
 
 

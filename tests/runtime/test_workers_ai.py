@@ -62,6 +62,19 @@ async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> No
         assert b'"arguments":{ "a": 1e999, "b": 123456789012345678901234567890}' in body
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+async def test_an_answer_that_is_asked_for_as_json_is_a_document(site: Site, kind: str) -> None:
+    asked = {"prompt": "Hi", "response_format": {"type": kind, "json_schema": {"type": "object"}}}
+    site.engine.scripts = [says('{"a":\n[1e400, "\u00e9"]}'), says('{"a":'), says('{"a": 1}'), says('{"a": 1}')]
+    whole = await call(site.app, RUN, asked)
+    assert b'"response":{"a":\n[1e400, "\xc3\xa9"]}' in whole.body
+    assert (await call(site.app, RUN, asked)).json["result"]["response"] == '{"a":', "it was cut short"
+    told = (await call(site.app, RUN, asked)).json["result"]
+    assert (told["response"], told["finish_reason"]) == ({"a": 1}, "stop")
+    events = (await call(site.app, RUN, {**asked, "stream": True})).events
+    assert "".join(event["response"] for event in events[:-1]) == '{"a": 1}'
+
+
 async def test_errors_have_the_dialects_codes(site: Site) -> None:
     missing = await call(site.app, "/client/v4/accounts/acc1/ai/run/@cf/nope", {"prompt": "Hi"})
     assert (missing.status, missing.json["errors"][0]["code"], missing.json["success"]) == (400, 5007, False)
