@@ -50,6 +50,12 @@ async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) 
     assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
+async def test_inputs_may_be_keywords(site: Site, ai: AI) -> None:  # noqa: F811
+    await ai.run(MODEL, prompt="Hi", max_tokens=7)
+    assert site.engine.submits[0].sampling.max_tokens == 7
+    assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
 async def test_every_function_is_a_tenant_of_its_own(site: Site, wire: Wire) -> None:  # noqa: F811
     for function in ("one", "two", "one"):
         env = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site), function=function)).env

@@ -64,6 +64,8 @@ class AbortController:
 
 class AI(Face):
     async def run(self, model: str, inputs: Any = None, options: Any = None, **named: Any) -> Any:
+        if inputs is None and options is None:  # as keywords, which are a call's last argument on the platform
+            inputs, named = named, {}
         given = options_of(options, named, _OPTIONS, "AI run")
         sent = _plain(inputs if inputs is not None else {})
         if set(sent) == {"request_id"}:
