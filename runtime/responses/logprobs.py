@@ -76,9 +76,7 @@ def _by_id(token_id: int, reported: TokenLogprobs, num_top: int, tokenizer: Toke
     return table
 
 
-def _top_by_text(
-    token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer
-) -> dict[str, float]:
+def _top_by_text(token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer) -> dict[str, float]:
     """Return the likeliest tokens, and the token that is there: one more, where it is none of them."""
     there = (token_id, reported.logprob)
     return {tokenizer.token_text(other): logprob for other, logprob in (there, *reported.top[:num_top])}
