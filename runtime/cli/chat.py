@@ -137,7 +137,7 @@ def known_model(api: Api, name: str) -> str:
         api.get_json(f"/v1/models/{quote(name)}")
     except CliError as error:
         served = ", ".join(str(model["id"]) for model in api.get_json("/v1/models")["data"])
-        raise CliError(f"{error} Served are: {served or 'none'}.") from None
+        raise CliError(f"{str(error).removesuffix('.')}. Served are: {served or 'none'}.") from None
     return name
 
 

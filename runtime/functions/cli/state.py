@@ -18,7 +18,7 @@ from runtime.cli.errors import CliError
 if TYPE_CHECKING:
     from runtime.functions.bindings.binding import Binding, Services
     from runtime.functions.bindings.secret_store import SecretStore
-    from runtime.functions.manifest import BindingDeclaration
+    from runtime.functions.manifest import BindingDeclaration, Manifest
 
 DEV_STATE = ".pilotlight"
 NAMES = ("database_name", "database_id", "id", "queue", "index_name", "dataset")  # options that name a store
@@ -48,17 +48,28 @@ class State:
             raise CliError(
                 f"{directory} has no manifest: name a function's folder with --dir, or a site's file with --site."
             )
-        self._bindings = load_manifest(directory).bindings if has_manifest else ()
+        self._manifest = load_manifest(directory) if has_manifest else None
 
     def declared(self, kind: str, name: str) -> "BindingDeclaration":
-        """Return a declaration by the binding's name in the manifest, by the name that wrangler knows it by, or by its id."""
+        """Return a declaration by the binding's name in the manifest, by the name that wrangler knows it by, or by its id. Raises CliError."""
         from runtime.functions.manifest import BindingDeclaration
 
-        for declaration in self._bindings:
-            known = (declaration.name, *(declaration.options.get(key) for key in NAMES))
-            if declaration.kind == kind and name in known:
+        declared = [each for each in self._manifest.bindings if each.kind == kind] if self._manifest is not None else []
+        for declaration in declared:
+            if name in (declaration.name, *(declaration.options.get(key) for key in NAMES)):
                 return declaration
+        if self._manifest is not None and not self._is_store(self._manifest, kind, name):
+            known = ", ".join(each.name for each in declared) or "none"
+            raise CliError(f"There is no {kind.partition('_')[0]} {name!r}: the manifest's are {known}.")
         return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name})
+
+    def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
+        """Tell whether there is a store of this id, or a queue that the function consumes: a misspelt name would make one."""
+        from runtime.functions.bindings.place import directory_of
+
+        folder = "queue" if kind == "queue_producer" else kind
+        consumed = {consumer.queue for consumer in manifest.consumers} if folder == "queue" else set()
+        return name in consumed or directory_of(self.directory, folder, name).is_dir()
 
     def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
         """Do the work with an open binding."""

@@ -23,6 +23,8 @@ database_id = "d1-1"
 [[queues.producers]]
 binding = "JOBS"
 queue = "jobs"
+[[queues.consumers]]
+queue = "failed"
 """
 SITE = """
 name = "ams1"
@@ -90,6 +92,29 @@ def test_messages_are_sent_counted_and_purged(folder: Path) -> None:
     assert run("queues", "list", *here) == "jobs  2 messages\n"
     assert run("queues", "purge", "JOBS", *here) == "2 messages are gone\n"
     assert run("queues", "list", *here) == "jobs  0 messages\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("kv", "put", "CACHES", "a", "b"), "no kv 'CACHES': the manifest's are CACHE"),
+        (("d1", "execute", "d1-2", "--command", "CREATE TABLE t (a)"), "no d1 'd1-2': the manifest's are DB"),
+        (("queues", "send", "job", "1"), "no queue 'job': the manifest's are JOBS"),
+    ],
+)
+def test_a_name_that_is_misspelt_makes_no_store(folder: Path, command: tuple[str, ...], message: str) -> None:
+    with pytest.raises(CliError, match=message):
+        run(*command, "--dir", str(folder))
+    assert not (folder / ".pilotlight").exists()
+
+
+def test_stores_of_the_manifest_before_and_queues_that_are_only_consumed_are_known(folder: Path) -> None:
+    here = ("--dir", str(folder))
+    run("kv", "put", "CACHE", "a", "b", *here)
+    (folder / "wrangler.toml").write_text(MANIFEST.replace("kv-1", "kv-2"))
+    assert run("kv", "get", "kv-1", "a", *here) == "b"
+    run("queues", "send", "failed", "1", *here)
+    assert run("queues", "purge", "failed", *here) == "1 messages are gone\n"
 
 
 def test_secrets_are_sealed_where_a_sites_file_says(folder: Path) -> None:
