@@ -14,6 +14,7 @@ import msgspec
 LENGTH_BYTES = 4
 UNNUMBERED = -1  # the id of a request that no channel has yet
 DATE, SET = "$date", "$set"
+RESPONSE = "$response"  # the only key of what a method gives back as a Response: its status, headers and, without a stream behind it, body
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):

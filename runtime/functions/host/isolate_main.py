@@ -168,7 +168,10 @@ class Function:
                 raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
             made = _made(kind, Context(frame.options.get("props")))
             value = await _called(made, frame.method, args, kwargs, False)
-        return _answer_of(value, "GET") if isinstance(value, Response) else value
+        if not isinstance(value, Response):
+            return value
+        told = _answer_of(value, "GET")
+        return StreamingReply({frames.RESPONSE: told.value}, told.body)
 
     async def _scheduled(self, frame: frames.ScheduledEvent) -> None:
         controller = ScheduledController(frame.cron, frame.scheduled_time_ms)

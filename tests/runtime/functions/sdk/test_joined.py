@@ -112,6 +112,12 @@ class Default(WorkerEntrypoint):
         answer = await env.OTHER.fetch("http://other/path")
         return Response.json([await answer.text(), await env.OTHER.add(1, 2)])
 
+    async def responses(self, env):
+        small, large, nothing = await env.OTHER.made(3), await env.OTHER.made(200_000), await env.OTHER.made(None)
+        pieces = [piece async for piece in await env.OTHER.pieces()]
+        lengths = [len(await response.text()) for response in (small, large)]
+        return Response.json([small.status, small.headers["x-size"], *lengths, nothing.status, nothing.body, len(b"".join(pieces))])
+
     async def assets(self, env):
         return await env.ASSETS.fetch("http://assets/page")
 
@@ -135,6 +141,15 @@ class Default(WorkerEntrypoint):
 
     async def add(self, a, b):
         return a + b
+
+    async def made(self, size):
+        return Response(None, status=204) if size is None else Response("x" * size, status=201, headers={"x-size": str(size)})
+
+    async def pieces(self):
+        async def some():
+            for _ in range(3):
+                yield b"piece"
+        return some()
 """
 
 
@@ -173,6 +188,7 @@ async def test_every_binding_works_inside_a_function(make_site: SiteMaker, tmp_p
         assert "".join(event.get("response") or "" for event in events[:-1])
         assert (await ask("ai_error")).json == [5007, 400]
         assert (await ask("other")).json == ["other at http://other/path", 3]
+        assert (await ask("responses")).json == [201, "3", 3, 200_000, 204, None, 15]
         assert (await ask("assets")).body == b"<p>page"
         assert (await ask("limit")).json == [True, True, False]
         await ask("send")

@@ -5,7 +5,7 @@ from typing import Any
 
 from runtime.functions.channel import frames
 from workers import joints, outbound  # as modules: they import faces themselves
-from workers.bindings.face import Channel, Face, as_record
+from workers.bindings.face import ByteStream, Channel, Face, as_record
 from workers.request import Request
 
 
@@ -28,9 +28,10 @@ def remote_method(channel: Channel, binding: str, name: str, further: dict[str, 
     async def call(*args: Any, **kwargs: Any) -> Any:
         sent = {"name": name, "args": list(args), "kwargs": kwargs, **further}
         answer = await channel.begin(binding, "rpc", (), sent)
-        if answer.body is not None:
-            return outbound.response_of(answer.value, answer.body)
-        return as_record(frames.unplain(answer.value))
+        value = answer.value
+        if isinstance(value, dict) and value.keys() == {frames.RESPONSE}:
+            return outbound.response_of(value[frames.RESPONSE], answer.body)
+        return as_record(frames.unplain(value)) if answer.body is None else ByteStream(answer.body)
 
     call.__name__ = call.__qualname__ = name
     return call
