@@ -90,7 +90,9 @@ class Accounting:
             fields = orjson.loads(body)
             if not field:
                 return orjson.dumps(self._priced(fields, now_s))
-            fields[field] = [self._priced(model, now_s) for model in fields[field] if _may_see(account, model)]
+            shown = fields[field] = [self._priced(model, now_s) for model in fields[field] if _may_see(account, model)]
+            if "first_id" in fields:  # Anthropic's
+                fields["first_id"], fields["last_id"] = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return None  # no list of ours
         return orjson.dumps(fields)

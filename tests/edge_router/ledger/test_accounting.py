@@ -180,6 +180,12 @@ PRICED = {**M, "pricing": PRICES.told("m", 0.0)}
     [
         ("/v1/models", {"data": [M, N], "object": "list"}, {"data": [PRICED], "object": "list"}),
         ("/client/v4/accounts/a/ai/models/search", {"result": [N, M]}, {"result": [PRICED]}),
+        (
+            "/v1/models",
+            {"data": [N, M], "first_id": "n", "last_id": "m"},
+            {"data": [PRICED], "first_id": "m", "last_id": "m"},
+        ),
+        ("/v1/models", {"data": [N], "first_id": "n", "last_id": "n"}, {"data": [], "first_id": None, "last_id": None}),
         ("/v1/models/m", M, PRICED),
         ("/v1/models/n", N, N),
         ("/v1/models", {"result": []}, None),
