@@ -1,8 +1,7 @@
 """Which form of a product is the fastest on this device for these sizes: tables that were measured, never guessed, and the measuring itself.
 
-A table for a device is shipped in kernels/tuned/, or lies in the user's cache, which goes first. Sizes that no table names get cuBLAS. A second table
-has weights in 12 bits: sizes that it lacks are no faster with them than with plain ones. `tune` is a command's work: nothing on a request's path
-measures anything.
+A table for a device is shipped in kernels/tuned/, or lies in the user's cache, which goes first. Sizes that no table names get cuBLAS. `tune` is a
+command's work: nothing on a request's path measures anything.
 """
 
 import json
@@ -26,8 +25,6 @@ from kernels.weight import plain_operands
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 8  # rows of x; beyond, cuBLAS's tiles are full enough
-MOST_LOSSLESS_TOKENS = 16  # with a weight in 12 bits
-LOSSLESS = "-lossless"  # behind a device's name, of the table of weights in 12 bits
 _VERSION = 1  # of what a choice means
 _SHIPPED = Path(__file__).parent / "tuned"
 _LEAST_GAIN = 1.03  # below it a choice is noise
@@ -43,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 class SplitKTile(NamedTuple):
-    """A tile of the split-K products in kernels/triton/linear.py and lossless.py."""
+    """A tile of the split-K product in kernels/triton/linear.py."""
 
     tokens: int
     rows: int
@@ -65,23 +62,16 @@ def best_tile(tokens: int, rows: int, columns: int, device: torch.device) -> Spl
     return _table_of(device).get(Sizes(tokens_class(tokens), rows, columns))
 
 
-def best_lossless_tile(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
-    """Return the measured tile for a product with a weight in 12 bits; None: nobody found one that is faster than the plain weight's product."""
-    if tokens > MOST_LOSSLESS_TOKENS:
-        return None
-    return _table_of(device, LOSSLESS).get(Sizes(tokens_class(tokens), rows, columns))
-
-
 def tokens_class(tokens: int) -> int:
-    """Return the number of tokens rounded up to a power of two."""
+    """Return the number of tokens rounded up to 1, 2, 4 or 8."""
     return 1 << (tokens - 1).bit_length()
 
 
 @cache
-def _table_of(device: torch.device, ending: str = "") -> Table:
+def _table_of(device: torch.device) -> Table:
     name = device_name(device)
     for folder in (_user_folder(), _SHIPPED):
-        file = folder / f"{name}{ending}.json"
+        file = folder / f"{name}.json"
         if file.exists():
             return read_table(file)
     return {}
@@ -117,8 +107,8 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 
 class TunedProduct(NamedTuple):
     sizes: Sizes
-    plain_s: float  # by cuBLAS; beside weights in 12 bits, by whatever is the fastest with a plain one
-    tile: SplitKTile | None  # the fastest that is right and beats it, if one does
+    cublas_s: float
+    tile: SplitKTile | None  # the fastest that is right and beats cuBLAS, if one does
     tile_s: float
 
 
@@ -130,29 +120,27 @@ def tune(
     until: float = math.inf,
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens; none that would begin at `until` by time.monotonic or later."""
-    wanted = list(shapes)
-    prepare(device, lambda: _run_all(wanted, dtype))
-    for rows, columns in wanted:
-        weights = copies_of_weight(rows, columns, device, dtype)
-        product = TiledProduct(weights[0], weights, run, candidates, weights, F.linear)
-        yield from product.measure(MOST_TOKENS, clock or cuda_seconds, until)
-
-
-def prepare(device: torch.device, run_all: Callable[[], None]) -> None:
-    """Compile what `run_all` launches."""
-    if triton_form("linear") is None and device.type == "cuda":
+    form = triton_form("linear")
+    if form is None and device.type == "cuda":
         raise RuntimeError("there is nothing to choose from without Triton: install pilotlight[gpu]")
+    wanted = list(shapes)
     if device.type == "cuda":
-        compile_launches(trace_launches(run_all), device)
+        compile_launches(trace_launches(lambda: _run_all(wanted, dtype)), device)
+    for rows, columns in wanted:
+        weights = _weights(rows, columns, device, dtype)
+        tokens = 1
+        while tokens <= MOST_TOKENS and time.monotonic() < until:
+            yield _fastest(Sizes(tokens, rows, columns), weights, clock or _cuda_seconds)
+            tokens *= 2
 
 
 def chosen(measured: Iterable[TunedProduct]) -> Table:
     return {one.sizes: one.tile for one in measured if one.tile is not None}
 
 
-def save(table: Table, device: torch.device, facts: dict[str, Any], ending: str = "") -> Path:
+def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
     """Add `table` to the one in the user's cache, for the next process, and return its file."""
-    file = _user_folder() / f"{device_name(device)}{ending}.json"
+    file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file
 
@@ -181,38 +169,21 @@ def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     return result
 
 
-class TiledProduct(NamedTuple):
-    """A product with one weight, in a form that has tiles to choose from, beside the one that they have to beat."""
-
-    plain: torch.Tensor  # the weight's numbers
-    weights: Sequence[Any]  # copies of it, in the form that `run` takes
-    run: Callable[..., torch.Tensor]
-    candidates: Callable[[Sizes], list[SplitKTile]]
-    rivals: Sequence[torch.Tensor]  # copies of the weight, in the form that `rival` takes
-    rival: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-    def measure(self, most_tokens: int, clock: Clock, until: float) -> Iterator[TunedProduct]:
-        """Measure it with every number of tokens; none that would begin at `until` or later."""
-        plain, tokens = self.plain, 1
-        while tokens <= most_tokens and time.monotonic() < until:
-            x = torch.randn(tokens, plain.shape[1], device=plain.device).to(plain.dtype)
-            yield self._fastest(Sizes(tokens, *plain.shape), x, clock)
-            tokens *= 2
-
-    def _fastest(self, sizes: Sizes, x: torch.Tensor, clock: Clock) -> TunedProduct:
-        plain_s = clock([partial(self.rival, x, weight) for weight in self.rivals])
-        expected = F.linear(x.double(), self.plain.double())
-        largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
-        best, best_s = None, plain_s / _LEAST_GAIN
-        for candidate in self.candidates(sizes):
-            error = (self.run(candidate, x, self.weights[0]).double() - expected).square().mean().sqrt()
-            if not bool(error <= largest_error):
-                log.error("%s is wrong for %s: error %.3g", candidate, sizes, error.item())
-                continue
-            seconds = clock([partial(self.run, candidate, x, weight) for weight in self.weights])
-            if seconds < best_s:
-                best, best_s = candidate, seconds
-        return TunedProduct(sizes, plain_s, best, best_s if best is not None else plain_s)
+def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> TunedProduct:
+    x = torch.randn(sizes.tokens, sizes.columns, device=weights[0].device).to(weights[0].dtype)
+    expected = F.linear(x.double(), weights[0].double())
+    largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
+    cublas_s = clock([partial(F.linear, x, weight) for weight in weights])
+    best, best_s = None, cublas_s / _LEAST_GAIN
+    for candidate in candidates(sizes):
+        error = (run(candidate, x, weights[0]).double() - expected).square().mean().sqrt()
+        if not bool(error <= largest_error):
+            log.error("%s is wrong for %s: error %.3g", candidate, sizes, error.item())
+            continue
+        seconds = clock([partial(run, candidate, x, weight) for weight in weights])
+        if seconds < best_s:
+            best, best_s = candidate, seconds
+    return TunedProduct(sizes, cublas_s, best, best_s if best is not None else cublas_s)
 
 
 def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
@@ -224,14 +195,14 @@ def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
                 run(candidate, fake_tensor((tokens, columns), dtype), weight)
 
 
-def copies_of_weight(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+def _weights(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
     """Enough copies that none is in a cache when its turn comes."""
     one = torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
     copies = 1 if device.type != "cuda" else max(2, -(-_L2_BYTES // max(1, one.numel() * one.element_size())))
     return [one, *(one.clone() for _ in range(copies - 1))]
 
 
-def cuda_seconds(calls: Sequence[Callable[[], object]]) -> float:
+def _cuda_seconds(calls: Sequence[Callable[[], object]]) -> float:
     """Median of many replays of a graph of all copies' calls: launched one by one from Python they would be timed as the launches are."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):

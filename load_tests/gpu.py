@@ -31,7 +31,7 @@ CHECKED = ("tests/kernels", "tests/engine")
 # With what each may take in all: twice the time for repeats, since checking and compiling come on top. What is tuned is used by the others.
 _REHEARSED = 5  # times as long, as a check may take
 BENCHES = {
-    "load_tests.scenarios.tune": 80.0,
+    "load_tests.scenarios.tune": 60.0,
     "load_tests.scenarios.engine": 120.0,
     "load_tests.scenarios.gpu_serving": 130.0,
     "load_tests.scenarios.kernels": 180.0,

@@ -14,33 +14,27 @@ from kernels.triton.launch import dense_rows
 from kernels.triton.linear import Tile, num_splits, sum_parts
 
 DEPTH = GROUP  # columns a step: no scale changes within
+_QUANTISED = 2048  # values of a program that has several groups
 
 
-@jit
+@jit(of_batch=("tokens",))
 def _quantise(
-    x, scale, values, scales, x_token, scales_token, columns, group, groups, LARGEST: tl.constexpr, GIVEN: tl.constexpr, BLOCK: tl.constexpr,
+    x, scale, values, scales, x_token, tokens, columns, group, groups, LARGEST: tl.constexpr, GIVEN: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One group of one row, in blocks: first its largest value, unless the scale is given, then its rounding."""
-    program = tl.program_id(0).to(tl.int64)
-    token, of_row = program // groups, program % groups
-    begin, i = of_row * group, tl.arange(0, BLOCK)
-    end = tl.minimum(begin + group, columns)
+    """GROUPS groups of rows, each whole in registers: their largest values, unless the scale is given, then their rounding."""
+    i = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    token, of_row, within = i // groups, i % groups, tl.arange(0, BLOCK)[None, :]
+    column, is_token = of_row[:, None] * group + within, token < tokens
+    mask = is_token[:, None] & (within < group) & (column < columns)
+    wide = tl.load(x + token[:, None] * x_token + column, mask=mask, other=0.0).to(tl.float32)
     if GIVEN:
-        factor = tl.load(scale)
+        factor = tl.load(scale) + tl.zeros([GROUPS], tl.float32)
     else:
-        largest = tl.zeros([BLOCK], tl.float32)
-        for start in range(begin, end, BLOCK):
-            column = start + i
-            wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(wide))
-        factor = tl.math.div_rn(tl.maximum(tl.max(largest, axis=0), 1e-12), LARGEST)
-    tl.store(scales + token * scales_token + of_row, factor)
-    for start in range(begin, end, BLOCK):
-        column = start + i
-        wide = tl.load(x + token * x_token + column, mask=column < end, other=0.0).to(tl.float32)
-        # divided as IEEE says: the ordinary quotient, 2 units off, would round to another number than the torch form's more often
-        wide = tl.math.div_rn(wide, factor)
-        tl.store(values + token * columns + column, _rounded(wide, LARGEST), mask=column < end)
+        factor = tl.math.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-12), LARGEST)
+    tl.store(scales + i, factor, mask=is_token)
+    # divided as IEEE says: the ordinary quotient, 2 units off, would round to another number than the torch form's more often
+    wide = tl.math.div_rn(wide, factor[:, None])
+    tl.store(values + token[:, None] * columns + column, _rounded(wide, LARGEST), mask=mask)
 
 
 @jit
@@ -99,10 +93,11 @@ def quantise_fp8(x: torch.Tensor, group: int, scale: torch.Tensor | None = None)
     values = torch.empty((tokens, columns), dtype=torch.uint8, device=x.device)
     scales = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
     if values.numel():
-        block = min(1024, triton.next_power_of_2(min(group, columns)))
-        _quantise[(tokens * groups,)](
-            x, x if scale is None else scale, values, scales, x.stride(0), groups, columns, group, groups,
-            LARGEST=LARGEST, GIVEN=scale is not None, BLOCK=block, num_warps=1 if block <= 256 else 4,
+        block = triton.next_power_of_2(min(group, columns))
+        together = max(1, _QUANTISED // block)
+        _quantise[(triton.cdiv(tokens * groups, together),)](
+            x, x if scale is None else scale, values, scales, x.stride(0), tokens, columns, group, groups,
+            LARGEST=LARGEST, GIVEN=scale is not None, GROUPS=together, BLOCK=block, num_warps=max(4, min(16, block // 1024)),
         )  # fmt: skip
     return values.view(torch.float8_e4m3fn), scales
 

@@ -19,6 +19,8 @@ from kernels.weight import PLAIN, Operands, plain_operands
 
 FEW = 4  # rows of x
 _LEAST_COLUMNS = 512  # of a split
+# Of decoded rows. In parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130.
+_SCRATCH_BYTES = 128 << 20
 _GROUP_TILES = (
     8  # tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2
 )
@@ -136,11 +138,12 @@ def through_memory(
     rows: int,
     bias: torch.Tensor | None,
     decode: Callable[[torch.Tensor, int], None],
-    scratch_bytes: int,
 ) -> torch.Tensor:
     """x times a weight of which `decode` writes some rows at a time: as many as the tensor that it is given has, from a first one on."""
     tokens, columns = x.shape
-    step = max(8, min(rows, scratch_bytes // (columns * x.element_size())))
+    step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()))
+    if step < rows:
+        step = max(8, step // 128 * 128)  # of whole tiles
     scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     for first in range(0, rows, step):

@@ -1,32 +1,39 @@
-"""Products with a weight of 12 bits that are bf16 to the bit (kernels/lossless.py), which is decoded in registers, and the weight itself.
+"""Products with a weight of 12 bits that are bf16 to the bit (kernels/lossless.py), which is decoded in the registers that tensor cores multiply, and
+the weight itself.
 
 Four words of 32 bits have eight columns: eight places, and twice four low bytes. What a palette of 16 bytes has at four places at a time, and which
-bytes belong together, are permutations of bytes, one instruction each on a GPU: 2.1 integer instructions a weight as bf16, 3.1 as fp32. A GPU that
-reads 4.8 TB/s has time for 4.6. Escapes are decoded as the first of their palette, which is a number, and what they differ by is added to the sums.
-More rows of x are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
+bytes belong together, are permutations of bytes, one instruction each on a GPU. As in kernels/triton/packed.py, warps take columns by turns, and a
+thread multiplies them in the order in which it has them: of 128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded
+as the first of their palette, which is a number; what they differ by is multiplied at the end, one escape a thread. More rows of x, and types other
+than bf16, are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels import tuning
 from kernels.triton.jit import jit
-from kernels.triton.launch import num_processors
-from kernels.triton.linear import Tile, sum_parts, through_memory
+from kernels.triton.linear import through_memory
+from kernels.triton.packed import halves, in_words, most_tokens, none, weight_operand, x_operand
 
 if TYPE_CHECKING:
     from kernels.lossless import LosslessWeight
     from kernels.weight import GatedActivation
 
-MOST_TOKENS = {torch.bfloat16: 64}  # rows of x that meet a weight in registers; without tensor cores one
-_MOST_WIDE_TOKENS = 16  # of other types: registers would not do for more
-_SCRATCH_BYTES = 32 << 20  # of decoded rows, which the L2 still has when cuBLAS reads them
-_LEAST_GROUPS = 8  # of columns, in a split
-_ESCAPES = 32  # looked at together
+_WARPS = 4  # that share rows of a weight
+_WORDS, _ESCAPES = 128, 128  # of a row that are decoded together; looked at together
+
+
+class Strip(NamedTuple):
+    """What a program multiplies: tokens, and tiles of 16 rows of the weight; its warps, and the most registers of a thread."""
+
+    tokens: int  # 8, 16 or 32
+    tiles: int
+    warps: int
+    registers: int
 
 
 @jit
@@ -71,84 +78,14 @@ def word_columns(word):
 
 
 @jit
-def load_words(weight, group, GROUPS: tl.constexpr, columns, WHOLE: tl.constexpr):
-    """Places and both halves' low bytes of GROUPS groups from `group` on, [ROWS, GROUPS * 16]; weight [ROWS] pointers to rows. A group of 128 columns
-    has 16 words of places, then 16 of low bytes for each half."""
-    word = tl.arange(0, GROUPS * 16)
-    start = weight[:, None] + (group * 48 + word // 16 * 48 + word % 16)[None, :]
-    if WHOLE:
-        return tl.load(start), tl.load(start + 16), tl.load(start + 32)
-    column = (group * 128 + word // 16 * 128)[None, :]
-    is_there, has_second = column < columns, column + 64 < columns
+def load_words(at, is_there, has_second):
+    """Places and both halves' low bytes of groups of 128 columns, which have 16 words of each. They are read once: what the first-level cache should
+    keep is x, which strips share."""
     return (
-        tl.load(start, mask=is_there, other=0),
-        tl.load(start + 16, mask=is_there, other=0),
-        tl.load(start + 32, mask=has_second, other=0),
+        tl.load(at, mask=is_there, other=0, eviction_policy="evict_first"),
+        tl.load(at + 16, mask=is_there, other=0, eviction_policy="evict_first"),
+        tl.load(at + 32, mask=has_second, other=0, eviction_policy="evict_first"),
     )
-
-
-@jit
-def multiply_pair(sums, pair, x, column, columns, WHOLE: tl.constexpr):
-    """sums [ROWS, words] plus both of a pair's weights times x at `column` [words] and behind it."""
-    first, second = (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
-    if WHOLE:
-        x_first, x_second = tl.load(x + column), tl.load(x + column + 1)
-    else:
-        x_first = tl.load(x + column, mask=column < columns, other=0.0)
-        x_second = tl.load(x + column + 1, mask=column + 1 < columns, other=0.0)
-    sums += first * x_first.to(tl.float32)[None, :]
-    sums += second * x_second.to(tl.float32)[None, :]
-    return sums
-
-
-@jit
-def dot_pair(sums, pair, x, is_token, column, columns, ROWS: tl.constexpr, WORDS: tl.constexpr, WHOLE: tl.constexpr):
-    """sums [TOKENS, ROWS] plus the products with a word's two columns; column [2 * WORDS] has where both of each are."""
-    type = x.dtype.element_ty
-    if type == tl.bfloat16:
-        first = (pair & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        second = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
-        first, second = (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
-    weights = tl.reshape(tl.join(first, second), (ROWS, 2 * WORDS))
-    mask = is_token[:, None] if WHOLE else is_token[:, None] & (column < columns)[None, :]
-    of_x = tl.load(x[:, None] + column[None, :], mask=mask, other=0.0)
-    return tl.dot(of_x, tl.trans(weights), sums, input_precision="ieee")
-
-
-@jit
-def add_escapes(
-    sums, x, x_token, tokens, codes, palettes, starts, escapes, first_row, rows, begin, end, row_bytes,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """sums [TOKENS, ROWS] plus what the escapes in columns begin to end differ by from what was multiplied, times x."""
-    group, last = first_row // 8, tl.cdiv(rows, 8)
-    at, stop = tl.load(starts + group), tl.load(starts + tl.minimum(group + ROWS // 8, last))
-    token, row = tl.arange(0, TOKENS), tl.arange(0, ROWS)
-    while at < stop:
-        i = at + tl.arange(0, BLOCK)
-        escape = tl.load(escapes + i, mask=i < stop, other=0)
-        its_group = tl.zeros([BLOCK], tl.int32) + group
-        for behind in tl.static_range(1, ROWS // 8):
-            its_group += (i >= tl.load(starts + tl.minimum(group + behind, last))).to(tl.int32)
-        its_row, column = its_group * 8 + ((escape >> 29) & 7), (escape >> 8) & 0x1FFFFF
-        is_mine = (i < stop) & (column >= begin) & (column < end)
-        at_low = codes + its_row.to(tl.int64) * row_bytes + low_byte_at(column)
-        low = tl.load(at_low, mask=is_mine, other=0).to(tl.int32)
-        taken = tl.load(palettes + its_group * 16, mask=is_mine, other=0).to(tl.int32)
-        right, wrong = as_fp32(escape & 255, low), as_fp32(taken, low)
-        is_row = (its_row[:, None] == (first_row + row)[None, :]) & is_mine[:, None]
-        if TOKENS > 1:  # by tensor cores: both are of bf16, which their difference is not
-            type = x.dtype.element_ty
-            mask = (token < tokens)[:, None] & is_mine[None, :]
-            of_x = tl.load(x + token.to(tl.int64)[:, None] * x_token + column[None, :], mask=mask, other=0.0)
-            sums = tl.dot(of_x, tl.where(is_row, right[:, None], 0.0).to(type), sums, input_precision="ieee")
-            sums = tl.dot(of_x, tl.where(is_row, -wrong[:, None], 0.0).to(type), sums, input_precision="ieee")
-        else:
-            of_x = tl.load(x + column, mask=is_mine, other=0.0).to(tl.float32)
-            sums += tl.sum(tl.where(is_row, ((right - wrong) * of_x)[:, None], 0.0), axis=0)[None, :]
-        at += BLOCK
-    return sums
 
 
 @jit
@@ -163,95 +100,235 @@ def as_fp32(high, low):
     return ((high << 24) | (low << 16)).to(tl.float32, bitcast=True)
 
 
-@jit(of_batch=("tokens", "splits"))
-def _multiply(
-    x, words, codes, palette_words, palettes, starts, escapes, bias, out,
-    x_token, out_token, out_split, tokens, rows, columns, row_bytes, split_groups, splits,
-    HAS_BIAS: tl.constexpr, DIRECT: tl.constexpr, WHOLE: tl.constexpr, PERMUTES: tl.constexpr,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, ESCAPES: tl.constexpr, STAGES: tl.constexpr,
+@jit
+def load_step(
+    weight_at, x_at, is_token, group, columns, x_words, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    split, first_row = program % splits, program // splits * ROWS
-    row, token = first_row + tl.arange(0, ROWS), tl.arange(0, TOKENS)
-    is_row, is_token = row < rows, token < tokens
-    # rows behind the last one compute what it does, and are not stored
-    its_row = tl.minimum(row, rows - 1).to(tl.int64)
-    its_words = words + its_row * (row_bytes // 4)
-    its_palette = palette_words + its_row // 8 * 4
-    p0, p1 = tl.load(its_palette)[:, None], tl.load(its_palette + 1)[:, None]
-    p2, p3 = tl.load(its_palette + 2)[:, None], tl.load(its_palette + 3)[:, None]
-    begin = split * split_groups
-    end = tl.minimum(begin + split_groups, tl.cdiv(columns, 128))
-    sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    if TOKENS == 1:
-        word = word_columns(tl.arange(0, GROUPS * 16))
-        parts = tl.zeros([ROWS, GROUPS * 16], tl.float32)
-        for group in tl.range(begin, end, GROUPS, num_stages=STAGES):
-            places, first_low, second_low = load_words(its_words, group, GROUPS, columns, WHOLE)
-            pair0, pair1, pair2, pair3 = decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES)
-            column = group * 128 + word
-            parts = multiply_pair(parts, pair0, x, column, columns, WHOLE)
-            parts = multiply_pair(parts, pair1, x, column + 2, columns, WHOLE)
-            parts = multiply_pair(parts, pair2, x, column + 64, columns, WHOLE)
-            parts = multiply_pair(parts, pair3, x, column + 66, columns, WHOLE)
-        sums += tl.sum(parts, axis=1)[None, :]
-    else:
-        both = tl.arange(0, GROUPS * 32)
-        word = word_columns(both // 2) + both % 2
-        its_x = x + token.to(tl.int64) * x_token
-        for group in tl.range(begin, end, GROUPS, num_stages=STAGES):
-            places, first_low, second_low = load_words(its_words, group, GROUPS, columns, WHOLE)
-            pair0, pair1, pair2, pair3 = decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES)
-            column = group * 128 + word
-            sums = dot_pair(sums, pair0, its_x, is_token, column, columns, ROWS, GROUPS * 16, WHOLE)
-            sums = dot_pair(sums, pair1, its_x, is_token, column + 2, columns, ROWS, GROUPS * 16, WHOLE)
-            sums = dot_pair(sums, pair2, its_x, is_token, column + 64, columns, ROWS, GROUPS * 16, WHOLE)
-            sums = dot_pair(sums, pair3, its_x, is_token, column + 66, columns, ROWS, GROUPS * 16, WHOLE)
-    sums = add_escapes(
-        sums, x, x_token, tokens, codes, palettes, starts, escapes, first_row, rows, begin * 128, end * 128, row_bytes,
-        TOKENS, ROWS, ESCAPES,
+    """What a group of 128 columns a warp takes, from `group` on: of every eight rows places and both halves' low bytes; of every eight tokens four
+    runs of 32 columns."""
+    its_group, word = (group + tl.arange(0, WARPS * 8) // 8)[:, None], tl.arange(0, 16)[None, :]
+    is_there, has_second = its_group * 128 < columns, its_group * 128 + 64 < columns
+    words, of_x = none(), none()
+    for i in tl.static_range(2 * TILES):
+        words += load_words(weight_at[i] + its_group * 48, is_there, has_second)
+    for t in tl.static_range(TOKENS // 8):
+        for run in tl.static_range(4):
+            at = its_group * 64 + run * 16 + word
+            of_x += (tl.load(x_at[t] + at, mask=is_token[t] & (at < x_words), other=0),)
+    return words, of_x
+
+
+@jit
+def x_operands(run0, run1, run2, run3, type: tl.constexpr, WARPS: tl.constexpr):
+    """Runs of columns of eight tokens -> the columns that each of a word's four pairs is multiplied with, [WARPS, 32, 8]."""
+    even0, odd0 = tl.split(tl.reshape(run0, (WARPS * 8, 8, 2)))
+    even1, odd1 = tl.split(tl.reshape(run1, (WARPS * 8, 8, 2)))
+    even2, odd2 = tl.split(tl.reshape(run2, (WARPS * 8, 8, 2)))
+    even3, odd3 = tl.split(tl.reshape(run3, (WARPS * 8, 8, 2)))
+    return (
+        x_operand(even0, even1, type, WARPS), x_operand(odd0, odd1, type, WARPS),
+        x_operand(even2, even3, type, WARPS), x_operand(odd2, odd3, type, WARPS),
     )  # fmt: skip
-    if HAS_BIAS and DIRECT:
-        sums += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
-    target = out + split.to(tl.int64) * out_split + token.to(tl.int64)[:, None] * out_token + row[None, :]
-    tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-@jit(of_batch=("numbers", "n"))
+@jit
+def multiply_step(
+    sums,
+    step,
+    palette,
+    type: tl.constexpr,
+    PERMUTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILES: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """sums, and what was loaded for a step multiplied."""
+    words, of_x = step
+    x_parts, added = none(), none()
+    for t in tl.static_range(TOKENS // 8):
+        x_parts += x_operands(of_x[4 * t], of_x[4 * t + 1], of_x[4 * t + 2], of_x[4 * t + 3], type, WARPS)
+    for tile in tl.static_range(TILES):
+        upper = decode(
+            words[6 * tile], words[6 * tile + 1], words[6 * tile + 2],
+            palette[8 * tile], palette[8 * tile + 1], palette[8 * tile + 2], palette[8 * tile + 3], PERMUTES,
+        )  # fmt: skip
+        lower = decode(
+            words[6 * tile + 3], words[6 * tile + 4], words[6 * tile + 5],
+            palette[8 * tile + 4], palette[8 * tile + 5], palette[8 * tile + 6], palette[8 * tile + 7], PERMUTES,
+        )  # fmt: skip
+        products = none()
+        for t in tl.static_range(TOKENS // 8):
+            products += (sums[tile * (TOKENS // 8) + t],)
+        for pair in tl.static_range(4):
+            low0, high0 = halves(upper[pair], type)
+            low1, high1 = halves(lower[pair], type)
+            weights, more = weight_operand(low0, high0, low1, high1, WARPS), none()
+            for t in tl.static_range(TOKENS // 8):
+                more += (tl.dot(weights, x_parts[4 * t + pair], products[t]),)
+            products = more
+        added += products
+    return added
+
+
+@jit
+def add_escapes(
+    sums, escape, x, codes, escapes, first_row, row_bytes, x_token, first_token, tokens, start, middle, stop, upper, lower,
+    TOKENS: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """sums of a tile of 16 rows, one for every eight tokens, and what its escapes from `start` to `stop` differ by from what was multiplied, times x.
+    `escape`: the first of them; from `middle` on they are of the lower eight rows. `upper`, `lower`: what places of escapes
+    were decoded as."""
+    type: tl.constexpr = x.dtype.element_ty
+    lane = tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    for at in tl.range(start, stop, WARPS * 32, num_stages=1):
+        is_lower = at + lane >= middle
+        row, column = is_lower.to(tl.int32) * 8 + ((escape >> 29) & 7), (escape >> 8) & 0x1FFFFF
+        is_mine = at + lane < stop
+        low = tl.load(codes + (first_row + row).to(tl.int64) * row_bytes + low_byte_at(column), mask=is_mine, other=0)
+        low = low.to(tl.int32)
+        right = (((escape & 255) << 8) | low).to(tl.int16).to(type, bitcast=True)
+        wrong = (tl.where(is_lower, lower, upper) << 8) | low
+        less = (wrong ^ 0x8000).to(tl.int16).to(type, bitcast=True)
+        is_row = (row[:, None, :] == tl.arange(0, 16)[None, :, None]) & is_mine[:, None, :]
+        # both are of bf16, which their difference is not
+        rights = tl.where(is_row, right[:, None, :], 0.0).to(type)
+        lesses, more = tl.where(is_row, less[:, None, :], 0.0).to(type), none()
+        for t in tl.static_range(TOKENS // 8):
+            token = first_token + t * 8 + tl.arange(0, 8)[None, None, :]
+            mask = is_mine[:, :, None] & (token < tokens)
+            of_x = tl.load(x + token.to(tl.int64) * x_token + column[:, :, None], mask=mask, other=0.0)
+            more += (tl.dot(lesses, of_x, tl.dot(rights, of_x, sums[t])),)
+        sums = more
+        following = at + WARPS * 32 + lane
+        escape = tl.load(escapes + following, mask=following < stop, other=0)
+    return sums
+
+
+@jit(of_batch=("tokens",))
+def _multiply(
+    x, x_words, words, codes, palette_words, starts, escapes, bias, out,
+    x_token, x_words_token, out_token, tokens, rows, columns, num_x_words, row_words,
+    HAS_BIAS: tl.constexpr, PERMUTES: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """x as it is, and in words of two columns."""
+    type: tl.constexpr = x.dtype.element_ty
+    token_tiles = tl.cdiv(tokens, TOKENS)
+    first, first_token = tl.program_id(0) // token_tiles * (16 * TILES), tl.program_id(0) % token_tiles * TOKENS
+    of_eight, lane = tl.arange(0, WARPS * 8) % 8, tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    weight_at, palette, bounds, first_escapes = none(), none(), none(), none()
+    x_at, is_token, sums = none(), none(), none()
+    for i in tl.static_range(2 * TILES + 1):
+        bounds += (tl.load(starts + tl.minimum(first // 8 + i, tl.cdiv(rows, 8))),)
+    for i in tl.static_range(2 * TILES):
+        # rows behind the last one compute what it does, and are not stored
+        row = tl.minimum(first + i * 8 + of_eight, rows - 1).to(tl.int64)
+        weight_at += ((words + row * row_words)[:, None] + tl.arange(0, 16)[None, :],)
+        at = palette_words + tl.minimum(first // 8 + i, (rows - 1) // 8) * 4
+        palette += (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3))
+    for tile in tl.static_range(TILES):  # asked for here, needed behind all columns
+        i = bounds[2 * tile] + lane
+        first_escapes += (tl.load(escapes + i, mask=i < bounds[2 * tile + 2], other=0),)
+    for t in tl.static_range(TOKENS // 8):
+        token = first_token + t * 8 + of_eight[:, None]
+        x_at += (x_words + token.to(tl.int64) * x_words_token,)
+        is_token += (token < tokens,)
+    for _ in tl.static_range(TILES * (TOKENS // 8)):
+        sums += (tl.zeros([WARPS, 16, 8], tl.float32),)
+    groups = tl.cdiv(columns, 128)
+    if AHEAD:
+        following = load_step(weight_at, x_at, is_token, 0, columns, num_x_words, TOKENS, TILES, WARPS)
+    for group in tl.range(0, groups, WARPS, num_stages=1):
+        if AHEAD:
+            step = following
+            following = load_step(weight_at, x_at, is_token, group + WARPS, columns, num_x_words, TOKENS, TILES, WARPS)
+        else:
+            step = load_step(weight_at, x_at, is_token, group, columns, num_x_words, TOKENS, TILES, WARPS)
+        sums = multiply_step(sums, step, palette, type, PERMUTES, TOKENS, TILES, WARPS)
+    for tile in tl.static_range(TILES):
+        its_sums = none()
+        for t in tl.static_range(TOKENS // 8):
+            its_sums += (sums[tile * (TOKENS // 8) + t],)
+        its_sums = add_escapes(
+            its_sums, first_escapes[tile], x, codes, escapes, first + tile * 16, row_words * 4, x_token, first_token, tokens,
+            bounds[2 * tile], bounds[2 * tile + 1], bounds[2 * tile + 2], palette[8 * tile] & 255, palette[8 * tile + 4] & 255,
+            TOKENS, WARPS,
+        )  # fmt: skip
+        row = first + tile * 16 + tl.arange(0, 16)[:, None]
+        for t in tl.static_range(TOKENS // 8):
+            total, token = tl.sum(its_sums[t], axis=0), first_token + t * 8 + tl.arange(0, 8)[None, :]
+            if HAS_BIAS:
+                total += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)
+            target = out + token.to(tl.int64) * out_token + row
+            tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows) & (token < tokens))
+
+
+@jit(of_batch=("first", "rows"))
+def _unpack(
+    words, codes, palette_words, starts, escapes, out, out_bits, first, rows, columns, row_words,
+    PERMUTES: tl.constexpr, WORDS: tl.constexpr, ESCAPES: tl.constexpr,
+):  # fmt: skip
+    """out, once in words of four columns and once in bits of one: rows from `first` on, which is a multiple of 8, of columns that 64 divides. A
+    program has the rows of one palette, and puts the escapes among its columns in their places."""
+    row_tiles = tl.cdiv(rows, 8)
+    begin, chunk = tl.program_id(0) % row_tiles * 8, tl.program_id(0) // row_tiles * WORDS
+    palette, group = palette_words + (first + begin) // 8 * 4, (first + begin) // 8
+    at, stop = tl.load(starts + group), tl.load(starts + group + 1)
+    escape = tl.load(escapes + at + tl.arange(0, ESCAPES), mask=tl.arange(0, ESCAPES) < stop - at, other=0)
+    i, word = (begin + tl.arange(0, 8)).to(tl.int64)[:, None], tl.arange(0, WORDS)[None, :]
+    column = chunk * 8 + word // 16 * 128
+    is_there, has_second = (i < rows) & (column < columns), (i < rows) & (column + 64 < columns)
+    weight_at = words + (first + i) * row_words + chunk * 3 + (word // 16 * 48 + word % 16)
+    places, first_low, second_low = load_words(weight_at, is_there, has_second)
+    p0, p1, p2, p3 = tl.load(palette), tl.load(palette + 1), tl.load(palette + 2), tl.load(palette + 3)
+    pair0, pair1, pair2, pair3 = decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES)
+    target = out + i * (columns // 4) + chunk * 2 + (word // 16 * 32 + word // 2 % 2 * 8 + word // 4 % 4 * 2 + word % 2)
+    tl.store(target, (pair0.to(tl.int64) & 0xFFFFFFFF) | (pair1.to(tl.int64) << 32), mask=is_there)
+    tl.store(target + 16, (pair2.to(tl.int64) & 0xFFFFFFFF) | (pair3.to(tl.int64) << 32), mask=has_second)
+    tl.debug_barrier()  # escapes come after what other threads wrote in their places
+    for start in tl.range(at, stop, ESCAPES, num_stages=1):
+        row, its_column = begin + ((escape >> 29) & 7), (escape >> 8) & 0x1FFFFF
+        is_mine = start + tl.arange(0, ESCAPES) < stop
+        is_mine = is_mine & (its_column >= chunk * 8) & (its_column < chunk * 8 + WORDS * 8) & (row < rows)
+        at_low = codes + (first + row).to(tl.int64) * (row_words * 4) + low_byte_at(its_column)
+        low = tl.load(at_low, mask=is_mine, other=0).to(tl.int32)
+        tl.store(
+            out_bits + row.to(tl.int64) * columns + its_column, (((escape & 255) << 8) | low).to(tl.int16), mask=is_mine
+        )
+        following = start + ESCAPES + tl.arange(0, ESCAPES)
+        escape = tl.load(escapes + following, mask=following < stop, other=0)
+
+
+@jit(of_batch=("numbers",))
 def _decode_rows(
-    words, palette_words, numbers, out, scale, n, first, rows, columns, row_words,
-    HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    words, palette_words, numbers, out, scale, first, rows, columns, row_words, HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Rows by number, or all from `first` on: their bits where `out` is of int16, else times `scale`. A number that there is no row of gives NaN."""
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = tl.load(numbers + i, mask=i < n, other=0).to(tl.int64) if HAS_NUMBERS else first + i
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(numbers + i).to(tl.int64) if HAS_NUMBERS else first + i
     is_row = (row >= 0) & (row < rows)
     row = tl.where(is_row, row, 0)
-    group, byte = tl.program_id(1) * GROUPS, tl.arange(0, GROUPS * 64)
-    its_palette = palette_words + row // 8 * 4
-    p0, p1 = tl.load(its_palette)[:, None], tl.load(its_palette + 1)[:, None]
-    p2, p3 = tl.load(its_palette + 2)[:, None], tl.load(its_palette + 3)[:, None]
-    places, first_low, second_low = load_words(words + row * row_words, group, GROUPS, columns, False)
+    begin, word, byte = tl.program_id(1) * (GROUPS * 128), tl.arange(0, GROUPS * 16), tl.arange(0, GROUPS * 64)
+    palette, group_column = palette_words + row // 8 * 4, begin + word // 16 * 128
+    weight_at = words + row * row_words + begin // 128 * 48 + (word // 16 * 48 + word % 16)
+    places, first_low, second_low = load_words(weight_at, group_column < columns, group_column + 64 < columns)
+    p0, p1, p2, p3 = tl.load(palette), tl.load(palette + 1), tl.load(palette + 2), tl.load(palette + 3)
     pair0, pair1, pair2, pair3 = decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES)
-    column = group * 128 + word_columns(byte // 4) + byte % 4
+    column = begin + word_columns(byte // 4) + byte % 4
     for half in tl.static_range(2):
         front, back = (pair2, pair3) if half else (pair0, pair1)
-        # in order of columns: [ROWS, words, front or back, low or high]
+        # in order of columns: [words, front or back, low or high]
         low, high = tl.join(front << 16, back << 16), tl.join(front & -65536, back & -65536)
-        values = tl.reshape(tl.join(low, high), (ROWS, GROUPS * 64))
-        values = tl.where(is_row[:, None], values, 0x7FC00000)
+        values = tl.where(is_row, tl.reshape(tl.join(low, high), (GROUPS * 64,)), 0x7FC00000)
         if out.dtype.element_ty == tl.int16:
             values = (values >> 16).to(tl.int16)
         else:
             values = (values.to(tl.float32, bitcast=True) * scale).to(out.dtype.element_ty)
-        its_column = column + 64 * half
-        mask = (i < n)[:, None] & (its_column < columns)[None, :]
-        tl.store(out + i[:, None] * columns + its_column[None, :], values, mask=mask)
+        tl.store(out + i * columns + column + 64 * half, values, mask=column + 64 * half < columns)
 
 
-@jit(of_batch=("numbers", "n"))
+@jit(of_batch=("numbers",))
 def _put_escapes(
-    codes, starts, escapes, numbers, out, scale, n, first, rows, columns, row_bytes, HAS_NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    codes, starts, escapes, numbers, out, scale, first, rows, columns, row_bytes, HAS_NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each into its place, in rows that have been decoded."""
     i = tl.program_id(0).to(tl.int64)
@@ -275,11 +352,10 @@ def _put_escapes(
 
 def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute as kernels/lossless.py."""
-    tokens = x.shape[0]
-    if tokens > MOST_TOKENS.get(x.dtype, _MOST_WIDE_TOKENS):
-        return through_memory(x, weight.codes.shape[0], bias, partial(_decode, weight), _SCRATCH_BYTES)
-    chosen = tuning.best_lossless_tile(tokens, weight.codes.shape[0], weight.columns, x.device) if x.is_cuda else None
-    return product(x, weight, bias) if chosen is None else product(x, weight, bias, tile_of(chosen), chosen.splits)
+    rows = weight.codes.shape[0]
+    if x.dtype == torch.bfloat16 and x.shape[0] <= most_tokens(rows, weight.columns):
+        return product(x, weight, bias)
+    return through_memory(x, rows, bias, partial(_decode, weight))
 
 
 def lossless_gated_linear(
@@ -311,52 +387,31 @@ def lossless_rows(
 
 
 def product(
-    x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, tile: Tile | None = None, splits: int = 0
+    x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, strip: Strip | None = None
 ) -> torch.Tensor:
-    """[tokens, rows] of few tokens; with a tile and splits given, by these: `tune` tries some."""
+    """[tokens, rows] of few tokens in bf16; with a strip given, by this, as tests try some."""
     tokens, columns = x.shape
     rows, row_bytes = weight.codes.shape
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    tile = tile or tile_for(tokens, columns, x.dtype)
-    programs, groups = triton.cdiv(rows, tile.rows), triton.cdiv(columns, 128)
-    splits = splits or _num_splits(programs, groups, x.device)
-    split_groups = triton.cdiv(triton.cdiv(groups, splits), tile.half // 64) * (tile.half // 64)
-    splits = triton.cdiv(groups, split_groups)
-    parts = out if splits == 1 else torch.empty((splits, tokens, rows), dtype=torch.float32, device=x.device)
-    _multiply[(programs * splits,)](
-        x, weight.codes.view(torch.int32), weight.codes, weight.palettes.view(torch.int32), weight.palettes, weight.starts, weight.escapes,
-        out if bias is None else bias, parts, x.stride(0), rows, 0 if splits == 1 else tokens * rows, tokens, rows, columns, row_bytes,
-        split_groups, splits,
-        HAS_BIAS=bias is not None, DIRECT=splits == 1, WHOLE=columns % (2 * tile.half) == 0, PERMUTES=x.is_cuda,
-        TOKENS=tile.tokens, ROWS=tile.rows, GROUPS=tile.half // 64, ESCAPES=_ESCAPES, STAGES=tile.stages,
-        num_warps=tile.warps, num_stages=tile.stages,
+    x_words = in_words(x)
+    strip = strip or strip_for(tokens)
+    _multiply[(triton.cdiv(rows, 16 * strip.tiles) * triton.cdiv(tokens, strip.tokens),)](
+        x, x_words, weight.codes.view(torch.int32), weight.codes, weight.palettes.view(torch.int32), weight.starts, weight.escapes,
+        out if bias is None else bias, out, x.stride(0), x_words.stride(0), rows, tokens, rows, columns,
+        triton.cdiv(columns, 2), row_bytes // 4,
+        HAS_BIAS=bias is not None, PERMUTES=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
+        num_warps=strip.warps, maxnreg=strip.registers,
     )  # fmt: skip
-    if splits > 1:
-        sum_parts(parts, bias, out)
     return out
 
 
-def tile_of(chosen: tuning.SplitKTile) -> Tile:
-    return Tile(chosen.tokens, chosen.rows, chosen.half, chosen.warps, 3)
-
-
-def tile_for(tokens: int, columns: int, dtype: torch.dtype) -> Tile:
-    """By how many rows x has, and of as many columns as divide the weight's where they do. Without tensor cores fewer words of a row than threads:
-    Triton then loads x where it is multiplied, instead of through shared memory with two barriers each."""
-    is_wide = dtype == torch.float32 and tokens > 1  # twice the shared memory for x
-    groups = 4 if tokens == 1 else 1 if is_wide else 2
-    while groups > 1 and columns % (128 * groups):
-        groups //= 2
-    if tokens == 1:
-        return Tile(1, 32, 64 * groups, 4, 3)
-    return Tile(max(16, triton.next_power_of_2(tokens)), 64, 64 * groups, 4, 2 if is_wide else 3)
-
-
-def _num_splits(programs: int, groups: int, device: torch.device) -> int:
-    """As kernels/triton/linear.py splits: three programs on every two processors, none with fewer than 1,024 columns."""
-    return max(1, min(triton.cdiv(3 * num_processors(device), 2 * programs), groups // _LEAST_GROUPS))
+def strip_for(tokens: int) -> Strip:
+    """As in kernels/triton/packed.py, tokens have no part in how many warps share rows: a row of x has the same bits in any company."""
+    if tokens <= 8:
+        return Strip(8, 1, _WARPS, 128)
+    return Strip(16, 1, _WARPS, 160) if tokens <= 16 else Strip(32, 2, _WARPS, 255)
 
 
 def _decode(
@@ -367,14 +422,20 @@ def _decode(
     if not out.numel():
         return
     rows, row_bytes = weight.codes.shape
+    words, palette_words = weight.codes.view(torch.int32), weight.palettes.view(torch.int32)
     bits = out.view(torch.int16) if out.dtype == torch.bfloat16 and scale == 1.0 else out
+    if numbers is None and bits is not out and columns % 64 == 0 and first % 8 == 0:
+        _unpack[(triton.cdiv(n, 8) * triton.cdiv(columns, 8 * _WORDS),)](
+            words, weight.codes, palette_words, weight.starts, weight.escapes, out.view(torch.int64), bits, first, n, columns, row_bytes // 4,
+            PERMUTES=out.is_cuda, WORDS=_WORDS, ESCAPES=_ESCAPES, num_warps=4,
+        )  # fmt: skip
+        return
     given = weight.starts if numbers is None else numbers
-    block = 8 if numbers is None else 1
-    _decode_rows[(triton.cdiv(n, block), triton.cdiv(columns, 512))](
-        weight.codes.view(torch.int32), weight.palettes.view(torch.int32), given, bits, scale, n, first, rows, columns, row_bytes // 4,
-        HAS_NUMBERS=numbers is not None, PERMUTES=out.is_cuda, ROWS=block, GROUPS=4, num_warps=4 if numbers is None else 2,
+    _decode_rows[(n, triton.cdiv(columns, 512))](
+        words, palette_words, given, bits, scale, first, rows, columns, row_bytes // 4,
+        HAS_NUMBERS=numbers is not None, PERMUTES=out.is_cuda, GROUPS=4, num_warps=2,
     )  # fmt: skip
     _put_escapes[(n,)](
-        weight.codes, weight.starts, weight.escapes, given, bits, scale, n, first, rows, columns, row_bytes,
-        HAS_NUMBERS=numbers is not None, BLOCK=_ESCAPES, num_warps=2,
+        weight.codes, weight.starts, weight.escapes, given, bits, scale, first, rows, columns, row_bytes,
+        HAS_NUMBERS=numbers is not None, BLOCK=32, num_warps=2,
     )  # fmt: skip

@@ -26,7 +26,8 @@ from kernels.weight import PLAIN, GatedActivation, Weight
 _MOST_COMPARED = (
     4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
 )
-_WARPS = 4  # that share rows of a weight of four bits
+WARPS = 2  # that share rows of a weight of four bits
+_MOST_PACKED = 64  # rows an expert on average that meet one in registers
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -281,7 +282,7 @@ def moe_experts(
     by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
     biases = (x if gate_up_bias is None else gate_up_bias), (x if down_bias is None else down_bias)
     bias_experts = tuple(0 if bias is None else bias.stride(0) for bias in (gate_up_bias, down_bias))
-    if pairs <= 16 * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
+    if pairs <= _MOST_PACKED * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
         tile_tokens = 8 if pairs <= 4 * num_experts else 16
         order, table = by_expert(expert_ids, num_experts, tile_tokens)
         tiles, words = table.shape[0], packed.in_words(x)
@@ -289,15 +290,15 @@ def moe_experts(
             words, first.weight.view(torch.int32), first.scales, first.zeros, biases[0], order, table, hidden, packed.MAGIC[x.dtype],
             words.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
             first.weight_expert // 4, first.weight_row // 4, first.scales_expert, first.scales_row, _GROUP_TILES, alpha, limit,
-            KIND=kind, HAS_BIAS=gate_up_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=_WARPS,
-            num_warps=_WARPS, maxnreg=packed.REGISTERS[tile_tokens, 2], **packed.flags(first),
+            KIND=kind, HAS_BIAS=gate_up_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=WARPS,
+            num_warps=WARPS, maxnreg=packed.REGISTERS[tile_tokens, 2], **packed.flags(first),
         )  # fmt: skip
         _down_packed[(tiles * triton.cdiv(second.rows, 16),)](
             packed.in_words(hidden), second.weight.view(torch.int32), second.scales, second.zeros, biases[1], order, table, by_pair,
             packed.MAGIC[x.dtype], intermediate // 2, second.rows, bias_experts[1], tiles, second.rows, intermediate,
             second.weight_expert // 4, second.weight_row // 4, second.scales_expert, second.scales_row, _GROUP_TILES,
-            HAS_BIAS=down_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=_WARPS,
-            num_warps=_WARPS, maxnreg=packed.REGISTERS[tile_tokens, 1], **packed.flags(second),
+            HAS_BIAS=down_bias is not None, PAIRWISE=x.is_cuda, TOKENS=tile_tokens, WARPS=WARPS,
+            num_warps=WARPS, maxnreg=packed.REGISTERS[tile_tokens, 1], **packed.flags(second),
         )  # fmt: skip
     else:
         tile = tile_for(pairs, num_experts, x.dtype, first.format == second.format == PLAIN)

@@ -1,4 +1,4 @@
-"""Products of up to 32 rows of x with a weight of four bits, which is decoded in the very registers that tensor cores multiply.
+"""Products of up to 64 rows of x with a weight of four bits, which is decoded in the very registers that tensor cores multiply.
 
 A warp has some rows of the weight, 16 a tile, and every WARPS-th run of 128 columns; warps of a program share rows, and add up at the end. A thread
 loads 16 bytes of a row, which are a block of 32 columns, and of x the same columns. Tensor cores want certain columns of certain threads, but which
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from kernels.int4 import Int4Weight
     from kernels.mxfp4 import Mxfp4Weight
 
-MOST_TOKENS = 32
+MOST_TOKENS = 32  # of a program
 _BLOCK = 32  # columns
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-# Of decoded rows. In parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130.
-_SCRATCH_BYTES = 128 << 20
+_NEAR_BYTES = 32 << 20  # of decoded rows that the L2 still has when cuBLAS reads them
 # 128 and 1024 twice: or-ing a code to their last bits adds it. An argument, since an instruction has room for one constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # By tokens and tiles, what a thread may use: with no limit given, the assembler saves registers by loading a step behind the products before it.
@@ -294,11 +293,13 @@ def _multiply(
     PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     first_rows, last_rows, x_at, is_token = none(), none(), none(), none()
+    token_tiles = tl.cdiv(tokens, TOKENS)
+    first_token = tl.program_id(0) % token_tiles * TOKENS
     for tile in tl.static_range(TILES):
-        first_rows += (tl.program_id(0) * (16 * TILES) + tile * 16,)
+        first_rows += (tl.program_id(0) // token_tiles * (16 * TILES) + tile * 16,)
         last_rows += (rows - 1,)
     for t in tl.static_range(TOKENS // 8):
-        token = t * 8 + tl.arange(0, WARPS * 8)[:, None] % 8
+        token = first_token + t * 8 + tl.arange(0, WARPS * 8)[:, None] % 8
         x_at += (x + token.to(tl.int64) * x_token,)
         is_token += (token < tokens,)
     totals = multiply_packed(
@@ -308,7 +309,7 @@ def _multiply(
     for tile in tl.static_range(TILES):
         row = first_rows[tile] + tl.arange(0, 16)[:, None]
         for t in tl.static_range(TOKENS // 8):
-            token, total = t * 8 + tl.arange(0, 8)[None, :], totals[tile * (TOKENS // 8) + t]
+            token, total = first_token + t * 8 + tl.arange(0, 8)[None, :], totals[tile * (TOKENS // 8) + t]
             if HAS_BIAS:
                 total += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)
             target = out + token.to(tl.int64) * out_token + row
@@ -366,13 +367,13 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     is_whole = columns % _BLOCK == 0  # whose rows are whole words of the memory that they are decoded into
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
-    if tokens > MOST_TOKENS:
-        return linear.through_memory(x, rows, bias, partial(_decode, stored), _SCRATCH_BYTES)
+    if tokens > most_tokens(rows, columns):
+        return linear.through_memory(x, rows, bias, partial(_decode, stored))
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))
     words = in_words(x)
-    _multiply[(triton.cdiv(rows, 16 * strip.tiles),)](
+    _multiply[(triton.cdiv(rows, 16 * strip.tiles) * triton.cdiv(tokens, strip.tokens),)](
         words, stored.weight.view(torch.int32), stored.scales, stored.zeros, out if bias is None else bias, out, MAGIC[x.dtype],
         words.stride(0), rows, tokens, rows, columns, stored.weight_row // 4, stored.scales_row,
         HAS_BIAS=bias is not None, PAIRWISE=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
@@ -381,10 +382,16 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     return out
 
 
+def most_tokens(rows: int, columns: int) -> int:
+    """Return how many rows of x meet a weight in registers, all of `MOST_TOKENS` at a time. Of 64 an H100 took 145 us with 28672 x 4096 and 72 with
+    4096 x 14336, through memory 206 and 106; but 32 with 4096 x 4096, through memory 23."""
+    return MOST_TOKENS if rows * columns * 2 <= _NEAR_BYTES else 2 * MOST_TOKENS
+
+
 def strip_for(tokens: int, rows: int, processors: int) -> Strip:
     """How many warps share rows decides in which order columns are added up, so tokens have no part in it. More tokens take more rows at a time,
     because x is read again for each strip of them."""
-    padded, is_large = max(8, triton.next_power_of_2(tokens)), rows >= 32 * processors
+    padded, is_large = min(MOST_TOKENS, max(8, triton.next_power_of_2(tokens))), rows >= 32 * processors
     return Strip(padded, 2 if padded > 16 or (padded > 8 and is_large) else 1, 4 if is_large else 8)
 
 
@@ -418,5 +425,5 @@ def flags(stored: Operands) -> dict[str, Any]:
 def in_words(x: torch.Tensor) -> torch.Tensor:
     """x [tokens, columns] -> [tokens, words of two columns], whole blocks of them."""
     if x.shape[1] % _BLOCK or x.stride(0) % 2 or x.storage_offset() % 2:
-        x = F.pad(x, (0, -x.shape[1] % _BLOCK))
+        x = F.pad(x, (0, _BLOCK - x.shape[1] % _BLOCK))  # by none, one row would keep its stride
     return x.view(torch.int32)

@@ -1,7 +1,6 @@
-"""The fastest product of a few rows for each matrix of a model's shape, measured beside cuBLAS; then with the matrix in 12 bits beside the faster of
-these two.
+"""The fastest product of a few rows for each matrix of a model's shape, measured beside cuBLAS.
 
-`make gpu-bench` runs it first, because the others then use the tables: they lie in the user's cache at once, and beside the record as files for
+`make gpu-bench` runs it first, because the others then use the table: it lies in the user's cache at once, and beside the record as a file for
 kernels/tuned/.
 
     python -m load_tests.scenarios.tune --shape 8b
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from engine.description.dense import DenseConfig
-from kernels import lossless_tuning, tuning
+from kernels import tuning
 from load_tests.engine_speed import SHAPES
 from load_tests.records import commit, write_record
 from load_tests.timing import host_times_s
@@ -43,20 +42,18 @@ def main() -> int:
 
 def run(shape: str, device: torch.device, end: float) -> int:
     rows: list[dict[str, Any]] = []
-    facts = {"device": tuning.device_name(device), "commit": commit(), "torch": torch.__version__}
-    half_time = (time.monotonic() + end) / 2
-    for tune, ending, until in ((tuning.tune, "", half_time), (lossless_tuning.tune, tuning.LOSSLESS, end)):
-        table: tuning.Table = {}
-        for measured in tune(matrices(SHAPES[shape]), device, torch.bfloat16, until=until):
-            rows.append(row(measured, ending))
-            print(line(rows[-1]), flush=True)
-            table |= tuning.chosen([measured])
-            tuning.save(table, device, facts, ending)
-            path = write_record(f"{SUBJECT}-{shape}", {"shape": shape, "rows": rows}, ("torch", "triton"))
-            tuning.write_table(Path(path).parent / f"{facts['device']}{ending}.json", table, facts)
+    table: tuning.Table = {}
+    for measured in tuning.tune(matrices(SHAPES[shape]), device, torch.bfloat16, until=end):
+        rows.append(row(measured))
+        print(line(rows[-1]), flush=True)
+        table |= tuning.chosen([measured])
+        facts = {"device": tuning.device_name(device), "commit": commit(), "torch": torch.__version__}
+        tuning.save(table, device, facts)
+        path = write_record(f"{SUBJECT}-{shape}", {"shape": shape, "rows": rows}, ("torch", "triton"))
+        tuning.write_table(Path(path).parent / f"{facts['device']}.json", table, facts)
     if not rows:
         return 1
-    print(f"Record: {path}; tables for kernels/tuned: {facts['device']}*.json beside it")
+    print(f"Record: {path}; table for kernels/tuned: {facts['device']}.json beside it")
     return 0
 
 
@@ -64,11 +61,7 @@ def rehearse(end: float) -> int:
     def clock(calls: Any) -> float:
         return min(host_times_s(torch.device("cpu"), call, 1, warm_ups=0)[0] for call in calls)
 
-    rows = [
-        row(one, ending)
-        for tune, ending in ((tuning.tune, ""), (lossless_tuning.tune, tuning.LOSSLESS))
-        for one in tune([(48, 512)], torch.device("cpu"), torch.float32, clock, end)
-    ]
+    rows = [row(one) for one in tuning.tune([(48, 512)], torch.device("cpu"), torch.float32, clock, end)]
     for one in rows:
         print(line(one))
     if os.environ.get("OUT"):
@@ -83,24 +76,21 @@ def matrices(config: DenseConfig) -> list[tuple[int, int]]:
     return [(2 * inner, hidden), (hidden, inner), (q + 2 * kv, hidden), (hidden, q), (config.vocab_size, hidden)]
 
 
-def row(measured: tuning.TunedProduct, ending: str) -> dict[str, Any]:
-    sizes, plain_s, tile, tile_s = measured
-    is_lossless = ending == tuning.LOSSLESS
+def row(measured: tuning.TunedProduct) -> dict[str, Any]:
+    sizes, cublas_s, tile, tile_s = measured
     return {
         **sizes._asdict(),
-        "weight": "12 bits" if is_lossless else "plain",
-        "plain_us" if is_lossless else "cublas_us": plain_s * 1e6,
+        "cublas_us": cublas_s * 1e6,
         "us": tile_s * 1e6,
-        "gb_per_s": (1.5 if is_lossless and tile else 2) * sizes.rows * sizes.columns / tile_s / 1e9,
+        "gb_per_s": 2 * sizes.rows * sizes.columns / tile_s / 1e9,
         "tile": None if tile is None else tile._asdict(),
     }
 
 
 def line(row: dict[str, Any]) -> str:
-    other, other_us = ("plain", row["plain_us"]) if "plain_us" in row else ("cuBLAS", row["cublas_us"])
-    tile = other if row["tile"] is None else " ".join(f"{name} {value}" for name, value in row["tile"].items())
+    tile = "cuBLAS" if row["tile"] is None else " ".join(f"{name} {value}" for name, value in row["tile"].items())
     sizes = f"{row['tokens']} x [{row['rows']}, {row['columns']}]"
-    return f"{sizes:<24} {row['us']:>9.1f} us {row['gb_per_s']:>8,.0f} GB/s  {other:<6} {other_us:>9.1f} us  {tile}"
+    return f"{sizes:<24} {row['us']:>9.1f} us {row['gb_per_s']:>8,.0f} GB/s  cuBLAS {row['cublas_us']:>9.1f} us  {tile}"
 
 
 if __name__ == "__main__":

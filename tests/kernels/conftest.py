@@ -50,8 +50,25 @@ def _hurry_the_interpreter() -> None:
     )
 
 
+def _widen_bf16_of_products() -> None:
+    """Triton's interpreter holds bf16 as whole numbers, which it would multiply."""
+    from triton.runtime import interpreter
+
+    builder = type(interpreter.interpreter_builder)
+    multiply = builder.create_dot
+
+    def widened(operand: Any) -> Any:
+        if operand.dtype.scalar != interpreter.tl.bfloat16:
+            return operand
+        bits = torch.from_numpy(operand.data.astype("int32")) << 16
+        return interpreter.TensorHandle(bits.view(torch.float32).numpy(), interpreter.tl.float32)
+
+    builder.create_dot = lambda self, a, b, *more: multiply(self, widened(a), widened(b), *more)
+
+
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
     _hurry_the_interpreter()
+    _widen_bf16_of_products()
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,9 +64,9 @@ def assert_nothing_moves(ptx, name):
 
 def experts_of_few(name, tokens, blocks):
     number, types = FORMATS[name]
-    shared = dict(HAS_BIAS=True, FORMAT=number, HAS_ZEROS=name == "int4", BLOCKS=blocks, LATE=blocks % 4 == 0, PAIRWISE=True, TOKENS=tokens, WARPS=4)
-    yield compile(moe._gate_up_packed, {**types, "x": "*i32"}, KIND=0, **shared)
-    yield compile(moe._down_packed, {**types, "hidden": "*i32"}, **shared)
+    shared = dict(HAS_BIAS=True, FORMAT=number, HAS_ZEROS=name == "int4", BLOCKS=blocks, LATE=blocks % 4 == 0, PAIRWISE=True, TOKENS=tokens, WARPS=moe.WARPS)
+    yield compile(moe._gate_up_packed, {**types, "x": "*i32"}, moe.WARPS, KIND=0, **shared)
+    yield compile(moe._down_packed, {**types, "hidden": "*i32"}, moe.WARPS, **shared)
 
 WIDE = re.compile(r"cp[.]async[.]c[ag][.]shared[.]global [^;]*, 0x10[ ,;]")
 assert WIDE.search(product("plain", 1)), "a weight is fetched ahead, 16 bytes at a time"
@@ -94,7 +94,7 @@ compile(routing._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
 compile(routing._route_in_groups, {"bias": "*fp32"}, warps=1, RENORMALISE=True, GROUPS=8, SIZE=32, SLOTS=8)
 for is_sorted in (False, True):
     compile(moe._by_expert, IS_SORTED=is_sorted, EXPERTS=512, PAIRS=64, TILES=16, COUNTED=512)
-compile(fp8_linear._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, BLOCK=128, warps=1)
+compile(fp8_linear._quantise, {"values": "*u8", "scales": "*fp32", "scale": "*fp32"}, LARGEST=448.0, GIVEN=False, GROUPS=16, BLOCK=128)
 bits = {"x": "*u8", "weight": "*u8", "x_scales": "*fp32", "weight_scales": "*fp32"}
 for tokens, instruction in ((1, "mma.sync"), (512, "wgmma")):
     tile = fp8_linear.tile_for(tokens)

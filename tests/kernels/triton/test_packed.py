@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from kernels.catalogue.matrices import random_int4, random_mxfp4
 from kernels.int4 import Int4Weight
 from kernels.mxfp4 import Mxfp4Weight
-from kernels.triton import packed
+from kernels.triton import linear, packed
 from kernels.triton.packed import Strip
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
@@ -75,7 +75,7 @@ def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: p
             assert torch.equal(decoded, weight.unpack(DTYPE)[5:18])
         x, bias = torch.randn(packed.MOST_TOKENS + 1, columns).to(DTYPE), torch.randn(rows).to(DTYPE)
         expected = x.double() @ weight.unpack(torch.float32).double().T
-        monkeypatch.setattr(packed, "_SCRATCH_BYTES", 8 * columns * DTYPE.itemsize)  # three parts of 8, 8 and 5 rows
+        monkeypatch.setattr(linear, "_SCRATCH_BYTES", 8 * columns * DTYPE.itemsize)  # three parts of 8, 8 and 5 rows
         for given in (None, bias):
             product = packed.product(x, weight.operands(), given)
             wanted = expected if given is None else expected + given.double()
@@ -92,6 +92,20 @@ def test_every_scale_and_code_of_mxfp4_is_exact(scale: int) -> None:
     x = torch.eye(32, dtype=DTYPE)
     products = [packed.product(x[i : i + 16], weight.operands(), None) for i in (0, 16)]
     assert torch.equal(torch.cat(products).T[fits], expected.to(DTYPE)[fits])
+
+
+def test_one_row_that_lies_oddly_is_read_whole() -> None:
+    weight, x = random_int4((5, 64), 64, zeros=False, dtype=DTYPE), torch.randn(1, 67).to(DTYPE)[:, :64]
+    assert torch.equal(packed.product(x, weight.operands(), None), packed.product(x.clone(), weight.operands(), None))
+
+
+def test_more_tokens_than_a_program_takes_go_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_NEAR_BYTES", 0)
+    weight, x = random_int4((21, 160), 32, zeros=True, dtype=DTYPE), torch.randn(packed.MOST_TOKENS + 9, 160).to(DTYPE)
+    together = packed.product(x, weight.operands(), None)
+    for first in (0, packed.MOST_TOKENS):
+        some = x[first : first + packed.MOST_TOKENS]
+        assert torch.equal(packed.product(some, weight.operands(), None), together[first : first + len(some)])
 
 
 @pytest.mark.parametrize("rows", [1, 1024, 4096, 28672])
