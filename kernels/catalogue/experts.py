@@ -1,6 +1,6 @@
 """Mixture of experts as the catalogue knows it: routing, and the experts' feed-forwards."""
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -134,6 +134,21 @@ def _grouped_mm(
     return torch.einsum("tk,tkh->th", weights, by_token.float()).to(x.dtype)
 
 
+def _in_16_bits(
+    x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Weight, down: Weight, activation: GatedActivation,
+    gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """What our own would take with weights that are not packed; others, so another result."""
+    first, second = (_random_plain(weight.shape, x.dtype, x.device) for weight in (gate_up, down))
+    result: Tensor = moe.moe_experts(x, weights, expert_ids, first, second, activation, gate_up_bias, down_bias)
+    return result
+
+
+@lru_cache(maxsize=2)
+def _random_plain(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> PlainWeight:
+    return PlainWeight(torch.randn(shape, dtype=dtype, device=device).div_(shape[-1] ** 0.5))
+
+
 def _cost(arguments: Arguments) -> Cost:
     """The weights of the experts that are wanted, each once."""
     x, ids, gate_up, down = (arguments[name] for name in ("x", "expert_ids", "gate_up", "down"))
@@ -214,12 +229,14 @@ PACKED_EXPERTS = Operation(
         _experts(30, 96, 160, 4, 2, storage="int4"),
     ),
     bench=(
-        _experts(1, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
-        _experts(64, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
-        _experts(4096, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED),
-        _experts(64, 2048, 768, 128, 8, storage="int4"),
+        *(
+            _experts(m, 2880, 2880, 32, 4, storage="mxfp4", biased=True, activation=_CLAMPED)
+            for m in (1, 8, 64, 512, 4096)
+        ),
+        *(_experts(m, 2048, 768, 128, 8, storage="int4") for m in (1, 8, 64, 512)),
         _experts(64, 2048, 768, 128, 8, storage="fp8"),
     ),
     cost=_cost,
+    rivals={"moe_experts in 16 bits": _in_16_bits},
 )
 OPERATIONS = (ROUTE, ROUTE_IN_GROUPS, MOE_EXPERTS, PACKED_EXPERTS)

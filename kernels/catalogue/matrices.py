@@ -260,7 +260,9 @@ INT4_LINEAR = Operation(
         _int4(70, 6, 96, 96, zeros=True, permuted=True),
         _int4(0, 8, 64, 32),
     ),
-    bench=tuple(_int4(m, n, k, 128, target=_FASTER if m == 1 else _READ if m <= 16 else None) for n, k in _MODELS for m in (1, 2, 4, 8, 16, 32, 512)),
+    bench=tuple(
+        _int4(m, n, k, 128, target=_FASTER if m == 1 else _READ if m <= 16 else None) for n, k in _MODELS for m in (1, 2, 4, 8, 16, 32, 64, 512)
+    ),
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
@@ -292,7 +294,10 @@ LOSSLESS_LINEAR = Operation(
         _lossless(40, 70, 192, outliers=50, biased=True),
         _lossless(0, 8, 64),
     ),
-    bench=tuple(_large_lossless(m, n, k) for n, k in (*_MODELS, *_MODELS_32B) for m in (1, 2, 4, 8, 16, 512)),
+    bench=(
+        *(_large_lossless(m, n, k) for n, k in (*_MODELS, *_MODELS_32B) for m in (1, 2, 4, 8, 16, 512)),
+        *(_large_lossless(m, n, k) for n, k in _MODELS for m in (64, 4096)),
+    ),
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )
@@ -309,6 +314,8 @@ FP8_LINEAR = Operation(
         _fp8(3, 33, 1431, 33, 1431, biased=True),
         _fp8(20, 42, 300, 1, 300, measured=True),
         _fp8(70, 6, 96, 6, 96),
+        _fp8(33, 80, 176, 1, 176, biased=True),
+        _fp8(130, 96, 64, 96, 64, measured=True),
         _fp8(0, 8, 64, 1, 64),
     ),
     bench=tuple(_fp8(m, n, k, 1, k) for n, k in _MODELS for m in (1, 16, 512, 4096)),

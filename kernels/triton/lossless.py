@@ -1,11 +1,12 @@
 """Products with a weight of 12 bits that are bf16 to the bit (kernels/lossless.py), which is decoded in the registers that tensor cores multiply, and
 the weight itself.
 
-Four words of 32 bits have eight columns: eight places, and twice four low bytes. What a palette of 16 bytes has at four places at a time, and which
-bytes belong together, are permutations of bytes, one instruction each on a GPU. As in kernels/triton/packed.py, warps take columns by turns, and a
-thread multiplies them in the order in which it has them: of 128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded
-as the first of their palette, which is a number; what they differ by is multiplied at the end, one escape a thread. More rows of x, and types other
-than bf16, are multiplied by cuBLAS, with some rows of the weight at a time that were decoded into memory.
+Three words of 32 bits have eight columns: eight places, and twice four low bytes. What a palette of 16 bytes has at four places at a time, and which
+bytes belong together, are permutations of bytes, one instruction each on a GPU: all in all 4.8 instructions a weight, where an H100 that reads 3
+TB/s has time for 14. As in kernels/triton/packed.py, warps take columns by turns, and a thread multiplies them in the order in which it has them: of
+128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded as the first of their palette, which is a number; what they
+differ by is multiplied at the end, one escape a thread. More rows of x, and types other than bf16, are multiplied by cuBLAS, with some rows of the
+weight at a time that were decoded into memory.
 """
 
 from functools import partial
@@ -133,15 +134,8 @@ def x_operands(run0, run1, run2, run3, type: tl.constexpr, WARPS: tl.constexpr):
 
 @jit
 def multiply_step(
-    sums,
-    step,
-    palette,
-    type: tl.constexpr,
-    PERMUTES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    TILES: tl.constexpr,
-    WARPS: tl.constexpr,
-):
+    sums, step, palette, type: tl.constexpr, PERMUTES: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
     """sums, and what was loaded for a step multiplied."""
     words, of_x = step
     x_parts, added = none(), none()
@@ -300,7 +294,8 @@ def _unpack(
 
 @jit(of_batch=("numbers",))
 def _decode_rows(
-    words, palette_words, numbers, out, scale, first, rows, columns, row_words, HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
+    words, palette_words, numbers, out, scale, first, rows, columns, row_words,
+    HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Rows by number, or all from `first` on: their bits where `out` is of int16, else times `scale`. A number that there is no row of gives NaN."""
     i = tl.program_id(0).to(tl.int64)

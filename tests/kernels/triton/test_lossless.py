@@ -118,7 +118,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kernels.triton import lossless
 
-TYPES = {"x": "*bf16", "x_words": "*i32", "words": "*i32", "codes": "*u8", "palette_words": "*i32", "palettes": "*u8", "starts": "*i32", "escapes": "*i32",
+TYPES = {"x": "*bf16", "x_words": "*i32", "words": "*i32", "codes": "*u8", "palette_words": "*i32", "starts": "*i32", "escapes": "*i32",
          "bias": "*bf16", "out": "*bf16", "numbers": "*i64", "scale": "fp32"}
 ALIGNED = {"columns", "x_token", "out_token", "row_bytes", "row_words", "x_words_token", "num_x_words"}  # as a model's sizes are
 DISASSEMBLER = Path(triton.backends.nvidia.__file__).parent / "bin/nvdisasm"

@@ -64,7 +64,8 @@ def assert_nothing_moves(ptx, name):
 
 def experts_of_few(name, tokens, blocks):
     number, types = FORMATS[name]
-    shared = dict(HAS_BIAS=True, FORMAT=number, HAS_ZEROS=name == "int4", BLOCKS=blocks, LATE=blocks % 4 == 0, PAIRWISE=True, TOKENS=tokens, WARPS=moe.WARPS)
+    shared = dict(HAS_BIAS=True, FORMAT=number, HAS_ZEROS=name == "int4", BLOCKS=blocks, LATE=blocks % 4 == 0, PAIRWISE=True, TOKENS=tokens,
+                  WARPS=moe.WARPS)
     yield compile(moe._gate_up_packed, {**types, "x": "*i32"}, moe.WARPS, KIND=0, **shared)
     yield compile(moe._down_packed, {**types, "hidden": "*i32"}, moe.WARPS, **shared)
 
