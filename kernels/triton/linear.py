@@ -19,8 +19,10 @@ from kernels.weight import PLAIN, Operands, plain_operands
 
 FEW = 4  # rows of x
 _LEAST_COLUMNS = 512  # of a split
-# Of decoded rows. In parts of 32 MiB the products of 512 rows and 4096 x 14336 took 180 us on an H100, whole 130.
-_SCRATCH_BYTES = 128 << 20
+_SCRATCH_BYTES = 128 << 20  # of decoded rows
+# Of few tokens: with 4096 columns the L2 still has them when cuBLAS reads them (64 rows of x and INT4 of 28672 x 4096 took 206 us on an H100 in two
+# parts, 162 in seven), and fewer would not fill cuBLAS's tiles (512 rows and 4096 x 14336: 180 us in four parts, whole 131).
+_NEAR_ROWS, _NEAR_TOKENS = 4096, 512
 _GROUP_TILES = (
     8  # tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2
 )
@@ -141,7 +143,7 @@ def through_memory(
 ) -> torch.Tensor:
     """x times a weight of which `decode` writes some rows at a time: as many as the tensor that it is given has, from a first one on."""
     tokens, columns = x.shape
-    step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()))
+    step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()), _NEAR_ROWS if tokens <= _NEAR_TOKENS else rows)
     if step < rows:
         step = max(8, step // 128 * 128)  # of whole tiles
     scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)

@@ -10,7 +10,7 @@ weight at a time that were decoded into memory.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -18,23 +18,15 @@ import triton.language as tl
 
 from kernels.triton.jit import jit
 from kernels.triton.linear import through_memory
-from kernels.triton.packed import halves, in_words, most_tokens, none, weight_operand, x_operand
+from kernels.triton.packed import Strip, halves, in_words, most_tokens, none, weight_operand, x_operand
 
 if TYPE_CHECKING:
     from kernels.lossless import LosslessWeight
     from kernels.weight import GatedActivation
 
 _WARPS = 4  # that share rows of a weight
+_REGISTERS = {8: 128, 16: 160, 32: 255}  # by tokens, what a thread may use
 _WORDS, _ESCAPES = 128, 128  # of a row that are decoded together; looked at together
-
-
-class Strip(NamedTuple):
-    """What a program multiplies: tokens, and tiles of 16 rows of the weight; its warps, and the most registers of a thread."""
-
-    tokens: int  # 8, 16 or 32
-    tiles: int
-    warps: int
-    registers: int
 
 
 @jit
@@ -397,16 +389,14 @@ def product(
         out if bias is None else bias, out, x.stride(0), x_words.stride(0), rows, tokens, rows, columns,
         triton.cdiv(columns, 2), row_bytes // 4,
         HAS_BIAS=bias is not None, PERMUTES=x.is_cuda, TOKENS=strip.tokens, TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32,
-        num_warps=strip.warps, maxnreg=strip.registers,
+        num_warps=strip.warps, maxnreg=_REGISTERS[strip.tokens],
     )  # fmt: skip
     return out
 
 
 def strip_for(tokens: int) -> Strip:
     """As in kernels/triton/packed.py, tokens have no part in how many warps share rows: a row of x has the same bits in any company."""
-    if tokens <= 8:
-        return Strip(8, 1, _WARPS, 128)
-    return Strip(16, 1, _WARPS, 160) if tokens <= 16 else Strip(32, 2, _WARPS, 255)
+    return Strip(min(32, max(8, triton.next_power_of_2(tokens))), 1 if tokens <= 16 else 2, _WARPS)
 
 
 def _decode(
