@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS responses (
     num_bytes INTEGER AS (length(input) + length(output) + COALESCE(length(fields), 0) + COALESCE(length(events), 0) + {ROW_BYTES})
 );
 CREATE UNIQUE INDEX IF NOT EXISTS responses_named ON responses (tenant, id) WHERE state < {GONE};
+CREATE INDEX IF NOT EXISTS responses_made ON responses (number) WHERE state = {MADE};
 CREATE INDEX IF NOT EXISTS responses_of ON responses (tenant, number) WHERE state = {ENDED};
 CREATE INDEX IF NOT EXISTS responses_old ON responses (kept_s) WHERE state = {ENDED};
 CREATE INDEX IF NOT EXISTS responses_behind ON responses (before) WHERE before IS NOT NULL;

@@ -216,6 +216,7 @@ def test_writing_many_fails_or_succeeds_as_one(connection: Connection) -> None:
     [
         "SELECT number, fields, output FROM responses WHERE tenant = 't' AND id = 'a' AND state < 2 AND kept_s > 0",
         "SELECT 1 FROM responses WHERE before = 7",
+        "SELECT number, fields FROM responses WHERE state = 0",
         "SELECT number FROM responses WHERE state = 1 AND kept_s <= 7 LIMIT 200",
         "SELECT number FROM responses WHERE tenant = 't' AND state = 1 AND number < 7 ORDER BY number LIMIT 1",
         "SELECT tenant FROM tenants ORDER BY num_bytes DESC",

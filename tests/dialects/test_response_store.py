@@ -61,11 +61,16 @@ def content_of(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def modes_in(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+
+
 def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(exist_ok=True)
     for old in path.parent.iterdir():
         old.unlink()
     path.write_bytes(content)
+    path.chmod(0o644)
 
 
 async def there(store: ResponseStore, *names: str) -> list[bool]:
@@ -99,7 +104,16 @@ async def test_a_response_is_there_after_a_restart_and_its_tenants_alone(path: P
         assert await store.items(["msg_a"], "u") == {}
         await store.delete(found)
         assert await there(store, "a") == [False]
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Path, days: Days) -> None:
+    write(path, b"")
+    path.parent.chmod(0o755)
+    assert modes_in(path.parent) == {path.name: 0o644}
+    async with opened(path, days) as store:
+        assert await store.keep(response("a"))
+        assert {name: mode for name, mode in modes_in(path.parent).items() if mode != 0o600} == {}
+        assert len(modes_in(path.parent)) == 4
 
 
 async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, days: Days) -> None:
@@ -221,6 +235,7 @@ async def test_no_more_is_kept_than_there_is_room_for(path: Path, days: Days) ->
         assert kept == [False] * (30 - sum(kept)) + [True] * sum(kept), "the oldest make room"
         assert 8 <= sum(kept) <= 10
     assert len(content_of(path)) < 3 * MIB
+    assert modes_in(path.parent.parent)[path.parent.name] == 0o700
 
 
 async def test_where_nothing_is_to_be_kept_no_file_is_made(path: Path, days: Days) -> None:
@@ -419,10 +434,12 @@ async def test_a_disk_that_stands_still_holds_up_nobody_for_long(
         standing = asyncio.create_task(store._database.run(lambda connection: goes_on.wait(20)))
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
-        with pytest.raises(ApiError, match="does not answer"):
-            await store.find("a", "t")
+        monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 1000.0)
+        async with asyncio.timeout(10):  # whoever comes then waits less
+            with pytest.raises(ApiError, match="does not answer"):
+                await store.find("a", "t")
         goes_on.set()
         await standing
-        monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 5.0)
+        monkeypatch.setattr(response_store, "FAILING_WITHIN_S", 5.0)
         assert await store.keep(response("c"))
         assert await there(store, "a", "b", "c") == [True, False, True], "what nobody waited for was not written"
