@@ -73,8 +73,14 @@ def serve_file(file: Path) -> int:
         return 1
 
 
-def run(site: SiteConfig, log_level: int = logging.INFO, file: Path | None = None) -> int:
-    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read."""
+def run(
+    site: SiteConfig,
+    log_level: int = logging.INFO,
+    file: Path | None = None,
+    load: Callable[[Path], SiteConfig] = load_site,
+) -> int:
+    """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read, or what it takes from a file; `load` makes
+    the site of it again."""
     imported_at = time.time()
     logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
     try:
@@ -95,7 +101,7 @@ def run(site: SiteConfig, log_level: int = logging.INFO, file: Path | None = Non
         return 1
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve_app(app, listener, on_ready=_settle_memory, file=file))
+            runner.run(serve_app(app, listener, on_ready=_settle_memory, file=file, load=load))
     except StartError as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
@@ -110,13 +116,15 @@ async def serve_app(
     on_ready: Callable[[str], None] | None = None,
     hooks: ShutdownHooks = ShutdownHooks(),  # noqa: B008 - it is frozen
     file: Path | None = None,
+    load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
     """Serve on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
-    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `file` is read again at SIGHUP."""
+    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load` reads `file` again at
+    SIGHUP."""
     url = app.site.url = url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
-    stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file))
+    stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
@@ -206,11 +214,11 @@ def _settle_memory(_: str) -> None:
 LIVE = ("accounts", "keys", "door.require_key")
 
 
-def reload(site: Site, file: Path | None) -> None:
+def reload(site: Site, file: Path | None, load: Callable[[Path], SiteConfig] = load_site) -> None:
     """Take over the file's keys."""
     if file is None:
         log.warning("SIGHUP: this site has no file that could be read again")
-    elif (found := read_again(site.config, file, load_site, LIVE)) is not None:
+    elif (found := read_again(site.config, file, load, LIVE)) is not None:
         site.access.become(access_of(found))
 
 

@@ -210,19 +210,22 @@ def serve(
             f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or say "
             "--open-to-all to serve whoever comes."
         )
-    own_key = ""
-    if known.keys:
-        own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
-        known = replace(known, keys=(*known.keys, own))
-    site = served.site(known, clients.open_to_all)
+    own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
+
+    def site_of(known: KeysFile) -> SiteConfig:
+        return served.site(replace(known, keys=(*known.keys, own)) if known.keys else known, clients.open_to_all)
+
+    site = site_of(known)
     try:
         local_directory(served.source)
     except SourceError as error:
         raise CliError(str(error)) from None
     require_free(served.host, served.port)
-    start = Start(site, own_key)
+    start = Start(site, own_key if known.keys else "")
     threading.Thread(target=start.show, daemon=True).start()
-    status = run(site, log_level=logging.CRITICAL)  # the screen belongs to the progress; refusals reach the clients
+    logging.getLogger("pilotlight.reload").setLevel(logging.WARNING)
+    # The screen belongs to the progress; refusals reach the clients.
+    status = run(site, logging.CRITICAL, clients.keys_file, lambda _: site_of(clients.known()))
     if start.failure is not None:
         raise CliError(start.failure)
     return status

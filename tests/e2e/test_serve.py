@@ -7,8 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -42,6 +45,35 @@ def test_a_directory_is_served_under_its_own_name_until_a_stop_signal(tmp_path: 
         answer = client.chat.completions.create(model="my-model", messages=[{"role": "user", "content": question}])
         assert "LIS" in (answer.choices[0].message.content or "")
         client.close()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def test_a_hangup_reads_the_file_of_keys_again(
+    tmp_path: Path, eventually: Callable[[Callable[[], bool], str], None]
+) -> None:
+    file, port = tmp_path / "keys.toml", free_ports(1)[0]
+    tables = [
+        f'[[keys]]\nname = "{name}"\nkey_sha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in ("alice", "bob")
+    ]
+    file.write_text("".join(tables))
+    with serve("ember", "--port", str(port), "--keys", str(file)) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        url = next(line for line in server.stdout if line.startswith("Ready: ")).split()[1]
+        file.write_text(tables[1])
+        server.send_signal(signal.SIGHUP)
+
+        def status_of(name: str) -> int:
+            models = url.replace("chat/completions", "models")
+            return httpx.get(models, headers={"authorization": f"Bearer {name}"}).status_code
+
+        eventually(lambda: status_of("alice") == 401, "alice's key was taken out")
+        assert status_of("bob") == 200
+        assert f"{file} was read again" in server.stderr.readline()
+        file.write_text("keys = 1\n")
+        server.send_signal(signal.SIGHUP)
+        assert "cannot be used, and what was read before goes on" in server.stderr.readline()
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
 
