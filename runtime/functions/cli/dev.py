@@ -5,8 +5,10 @@ The whole is one site in this process; what the function prints, and why it fail
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ LOOK_S = 0.25
 # An author who stops his function wants his terminal back: a stream that does not end by itself is not worth the half minute that a site gives.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
+_OUTPUTS = (1, 2)
 MODEL = "embedded:ember"
 
 Seen = dict[Path, tuple[int, int]]
@@ -204,9 +207,14 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function."""
+    """Return time and size of every file that may be part of the function: no log, nor what this process's own words go to, for a reload is told
+    there."""
     found: Seen = {}
-    for path in directory.iterdir():
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return found  # gone already, or somebody else's
+    for path in paths:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith(".dev.vars")):
             continue
         if path.is_dir():
@@ -216,8 +224,16 @@ def snapshot(directory: Path) -> Seen:
             status = path.stat()
         except OSError:
             continue  # gone already
+        if path.suffix == ".log" or _is_output(status):
+            continue
         found[path] = status.st_mtime_ns, status.st_size
     return found
+
+
+def _is_output(status: os.stat_result) -> bool:
+    with suppress(OSError):  # closed
+        return any(os.path.samestat(status, os.fstat(output)) for output in _OUTPUTS)
+    return False
 
 
 class _Lines(logging.Handler):

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from load_tests.local_network import free_ports
-from runtime.functions.cli.dev import models_of
+from runtime.functions.cli.dev import models_of, snapshot
 
 SOURCE = """
 import asyncio
@@ -110,6 +110,18 @@ def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -
         assert (line["site"], line["line"]) == ("dev", "something")
     refused = httpx.get(dev.url + "_pilotlight/page/tail?name=g")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_logs_and_what_it_says_itself_are_no_part_of_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("entry.py", ".dev.vars", ".env", "dev.log", "said.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "__pycache__").mkdir()
+    with (tmp_path / "said.txt").open() as said:
+        monkeypatch.setattr("runtime.functions.cli.dev._OUTPUTS", (1, said.fileno()))
+        assert {path.name for path in snapshot(tmp_path)} == {"entry.py", ".dev.vars"}
+    assert snapshot(tmp_path / "nowhere") == {}
 
 
 def test_several_names_of_one_model_are_its_aliases_and_the_command_line_wins() -> None:
