@@ -1,11 +1,14 @@
 """`pilotlight init`: a folder with a manifest and a first function. Writes nothing over what is there."""
 
 import re
+import shlex
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from runtime.cli.errors import CliError
+from runtime.functions.manifest_tables import FunctionName
 
 MANIFEST = """\
 name = "{name}"
@@ -31,7 +34,15 @@ IGNORED = ".pilotlight/\n.dev.vars*\n__pycache__/\n"
 
 
 def init(directory: Path, name: str | None) -> None:
-    chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower()).strip("-_") or "function"
+    """Raises CliError for a name that no function may have, and where there is one already."""
+    chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower())[:63].strip("-_") or "function"
+    try:
+        msgspec.convert(chosen, FunctionName)
+    except msgspec.ValidationError:
+        sentence = (
+            "a function's name has small letters, digits, - and _, begins with a letter or a digit, and has at most 63"
+        )
+        raise CliError(f"--name {chosen!r}: {sentence}.") from None
     files = {"wrangler.toml": MANIFEST.format(name=chosen), "src/entry.py": ENTRY, ".gitignore": IGNORED}
     taken = [file for file in files if (directory / file).exists()]
     if taken:
@@ -40,4 +51,5 @@ def init(directory: Path, name: str | None) -> None:
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    Console().print(f"Made {chosen} in {directory}. Next: pilotlight dev {directory}", highlight=False, soft_wrap=True)
+    following = f"pilotlight dev {shlex.quote(str(directory))}"
+    Console().print(f"Made {chosen} in {directory}. Next: {following}", highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli.errors import CliError
-from runtime.functions.cli.state import HERE, DirOption, SiteOption, State
+from runtime.functions.cli.state import HERE, DirOption, SiteOption, State, contents
 
 if TYPE_CHECKING:
     from runtime.functions.bindings.binding import Binding
@@ -38,7 +38,7 @@ def d1_execute(
     """Run a statement and print its rows, or run a script."""
     if (command is None) == (file is None):
         raise CliError("Give either --command or --file.")
-    sql = file.read_text() if file is not None else command or ""
+    sql = sql_in(file) if file is not None else command or ""
 
     async def work(d1: "Binding") -> Any:
         from runtime.functions.bindings.binding import BindingError
@@ -137,7 +137,7 @@ class _Migrations:
         from runtime.functions.bindings.sql import statements_of
 
         noted = {"sql": f"INSERT INTO {self._table} (name) VALUES (?)", "parameters": [path.name]}
-        statements = [{"sql": sql} for sql in statements_of(path.read_text(encoding="utf-8"))]
+        statements = [{"sql": sql} for sql in statements_of(sql_in(path))]
         try:
             self._call([*statements, noted])
         except CliError as error:
@@ -148,6 +148,14 @@ class _Migrations:
 
     def _call(self, statements: list[dict[str, Any]]) -> Any:
         return self._state.bound("d1", self._database, lambda d1: d1.call("batch", [], {"statements": statements}))
+
+
+def sql_in(path: Path) -> str:
+    """Return a file's text. Raises CliError."""
+    try:
+        return contents(path).decode()
+    except UnicodeDecodeError:
+        raise CliError(f"{path} is no text in UTF-8.") from None
 
 
 def check_place(site: Path | None, local: bool, remote: bool) -> None:

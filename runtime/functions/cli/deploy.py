@@ -20,6 +20,8 @@ from wire.headers import DEPLOY_TOKEN_ENV
 
 
 def deploy(api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str) -> None:
+    if not health.startswith("/"):
+        raise CliError(f"--health {health} is no path: it begins with /.")
     manifest = load_manifest(directory, environment)
     try:
         data = pack(directory)
@@ -58,6 +60,8 @@ def versions(api: Api, name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(deployment, indent=2))
         return
+    if not deployment["versions"]:
+        raise CliError(f"No function named {name} has been deployed.")
     shares = {share["number"]: share["percent"] for share in deployment["shares"]}
     table = Table("version", "traffic", "deployed", "SHA-256", "message", box=None, header_style="bold")
     for version in reversed(deployment["versions"]):

@@ -109,6 +109,14 @@ class State:
             raise CliError(error.message) from None
 
 
+def contents(path: Path) -> bytes:
+    """Return a file's bytes. Raises CliError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 @secret.command("put")
 def secret_put(
     function: FunctionArgument,
@@ -178,7 +186,7 @@ def kv_put(
     """Set a key."""
     if (value is None) == (path is None):
         raise CliError("Give either a value or --path.")
-    data = path.read_bytes() if path is not None else (value or "").encode()
+    data = contents(path) if path is not None else (value or "").encode()
     given = {"key": key, "value": data, "expiration_ttl": ttl}
     State(site, directory).bound("kv", namespace, lambda kv: kv.call("put", [], given))
 

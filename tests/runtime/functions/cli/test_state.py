@@ -108,6 +108,21 @@ def test_a_name_that_is_misspelt_makes_no_store(folder: Path, command: tuple[str
     assert not (folder / ".pilotlight").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "file", "message"),
+    [
+        (("kv", "put", "CACHE", "a", "--path"), "nowhere", "nowhere cannot be read: No such file"),
+        (("kv", "put", "CACHE", "a", "--path"), ".", "cannot be read: Is a directory"),
+        (("d1", "execute", "DB", "--file"), "nowhere", "nowhere cannot be read: No such file"),
+        (("d1", "execute", "DB", "--file"), "bytes.sql", r"bytes\.sql is no text in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder: Path, command: tuple[str, ...], file: str, message: str) -> None:
+    (folder / "bytes.sql").write_bytes(b"\xff\xfe")
+    with pytest.raises(CliError, match=message):
+        run(*command, str(folder / file), "--dir", str(folder))
+
+
 def test_stores_of_the_manifest_before_and_queues_that_are_only_consumed_are_known(folder: Path) -> None:
     here = ("--dir", str(folder))
     run("kv", "put", "CACHE", "a", "b", *here)

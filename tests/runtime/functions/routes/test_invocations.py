@@ -339,3 +339,13 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert load_manifest(tmp_path / "new").name == "one"
     with pytest.raises(CliError, match="there already"):
         init(tmp_path / "new", "two")
+
+
+def test_init_makes_no_function_that_could_not_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from runtime.cli.errors import CliError
+
+    with pytest.raises(CliError, match="--name 'X Y': a function's name has small letters"):
+        init(tmp_path / "named", "X Y")
+    init(tmp_path / ("Long and Odd! " * 7), None)
+    assert load_manifest(tmp_path / ("Long and Odd! " * 7)).name.startswith("long-and-odd-long-")
+    assert "pilotlight dev '" in capsys.readouterr().out
