@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from runtime.cli.errors import CliError
-from runtime.functions.manifest_tables import FunctionName
+from wire.deployments import Name
 
 MANIFEST = """\
 name = "{name}"
@@ -37,7 +37,7 @@ def init(directory: Path, name: str | None) -> None:
     """Raises CliError for a name that no function may have, and where there is one already."""
     chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower())[:63].strip("-_") or "function"
     try:
-        msgspec.convert(chosen, FunctionName)
+        msgspec.convert(chosen, Name)
     except msgspec.ValidationError:
         sentence = (
             "a function's name has small letters, digits, - and _, begins with a letter or a digit, and has at most 63"
