@@ -97,61 +97,12 @@ INLINE void tiles_of(const int vectors, const int decodes, const packed *x, cons
 }
 
 #ifdef MATRIX_TILES
-// Rows of w as a tile reads them: sixteen, `stride` apart.
-typedef struct {
-    const scalar *rows;
-    long stride;
-} band;
-
 // Sixteen rows from w on, of which there are `rows`: a copy with zeros behind them where these are fewer.
 static band band_of(const scalar *w, long rows, long w_stride, long depth, scalar *copy) {
     if (rows >= TILE_LINES) return (band){w, w_stride};
     memset(copy, 0, TILE_LINES * CHAIN * sizeof *copy);
     for (long n = 0; n < rows; n++) memcpy(copy + n * CHAIN, w + n * w_stride, depth * sizeof *w);
     return (band){copy, CHAIN};
-}
-
-// sums [bands * 16][line] = or += bands . x, of one chain: one or two bands and one or two vectors of x, whose lines are `line` lanes long, so that a tile
-// that is read meets two where it can.
-INLINE void block(const int bands, const int vectors, const band *w, const packed *x, long line, long depth, int goes_on, float *sums) {
-    float *lower = sums + TILE_LINES * line;
-    const long sums_stride = line * sizeof *sums, x_stride = line * PER_LANE * sizeof *x;
-    if (goes_on) {
-        load_tile(0, sums, sums_stride);
-        if (vectors > 1) load_tile(1, sums + LANES, sums_stride);
-        if (bands > 1) load_tile(2, lower, sums_stride);
-        if (bands > 1 && vectors > 1) load_tile(3, lower + LANES, sums_stride);
-    } else {
-        clear_tile(0);
-        clear_tile(1);
-        clear_tile(2);
-        clear_tile(3);
-    }
-#define COLUMNS(first, first_stride, second, second_stride) \
-    do { \
-        load_tile(6, x + k * line, x_stride); \
-        load_tile(4, first, (first_stride) * sizeof(scalar)); \
-        multiply_tiles(0, 4, 6); \
-        if (vectors > 1) load_tile(7, x + k * line + LANES * PER_LANE, x_stride); \
-        if (vectors > 1) multiply_tiles(1, 4, 7); \
-        if (bands > 1) load_tile(5, second, (second_stride) * sizeof(scalar)); \
-        if (bands > 1) multiply_tiles(2, 5, 6); \
-        if (bands > 1 && vectors > 1) multiply_tiles(3, 5, 7); \
-    } while (0)
-    long k = 0;
-    for (; k + TILE_COLUMNS <= depth; k += TILE_COLUMNS) COLUMNS(w[0].rows + k, w[0].stride, w[1].rows + k, w[1].stride);
-    if (k < depth) {  // x has zeros behind its last column; what lies behind w's is another row's, or nobody's
-        scalar last[2 * TILE_LINES][TILE_COLUMNS] __attribute__((aligned(64)));
-        memset(last, 0, sizeof last);
-        for (int n = 0; n < bands * TILE_LINES; n++)
-            memcpy(last[n], w[n / TILE_LINES].rows + n % TILE_LINES * w[n / TILE_LINES].stride + k, (depth - k) * sizeof(scalar));
-        COLUMNS(last, TILE_COLUMNS, last + TILE_LINES, TILE_COLUMNS);
-    }
-#undef COLUMNS
-    store_tile(0, sums, sums_stride);
-    if (vectors > 1) store_tile(1, sums + LANES, sums_stride);
-    if (bands > 1) store_tile(2, lower, sums_stride);
-    if (bands > 1 && vectors > 1) store_tile(3, lower + LANES, sums_stride);
 }
 
 // As `multiply`, by tiles; rows that are coded have been decoded. Nothing is fetched ahead: on Emerald Rapids that made products of 512 rows a tenth slower.
@@ -164,7 +115,7 @@ static void multiply_by_tiles(long vectors, const packed *x, const scalar *w, lo
         for (long i = 0; i < vectors; i += 2) {
             const packed *from = x + i * LANES * PER_LANE;
             float *into = sums + (n * vectors + i) * LANES;
-#define BLOCK(bands, vectors_of_block) block(bands, vectors_of_block, rows, from, vectors * LANES, depth, goes_on, into)
+#define BLOCK(bands, vectors_of_block) multiply_bands(bands, vectors_of_block, rows, from, vectors * LANES, depth, goes_on, into)
             if (bands > 1 && i + 1 < vectors) BLOCK(2, 2);
             else if (bands > 1) BLOCK(2, 1);
             else if (i + 1 < vectors) BLOCK(1, 2);

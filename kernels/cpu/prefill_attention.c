@@ -39,44 +39,15 @@ INLINE void tile(const int rows, const int vectors, const packed *a, long a_stri
 }
 
 #ifdef MATRIX_TILES
-// The same by tiles, whose sums stay in them: of sixteen rows or 32 and of one vector or two.
-INLINE void block(const int bands, const int vectors, const packed *a, long a_stride, const packed *b, long depth, int goes_on, float *sums) {
-    const long a_bytes = a_stride * sizeof *a, b_bytes = PANEL * PER_LANE * sizeof *b, sums_bytes = PANEL * sizeof *sums;
-    float *lower = sums + TILE_LINES * PANEL;
-    if (goes_on) {
-        load_tile(0, sums, sums_bytes);
-        if (vectors > 1) load_tile(1, sums + LANES, sums_bytes);
-        if (bands > 1) load_tile(2, lower, sums_bytes);
-        if (bands > 1 && vectors > 1) load_tile(3, lower + LANES, sums_bytes);
-    } else {
-        clear_tile(0);
-        clear_tile(1);
-        clear_tile(2);
-        clear_tile(3);
-    }
-    for (long k = 0; k < depth; k += TILE_COLUMNS, a += TILE_COLUMNS, b += TILE_LINES * PANEL * PER_LANE) {
-        load_tile(4, a, a_bytes);
-        load_tile(6, b, b_bytes);
-        multiply_tiles(0, 4, 6);
-        if (vectors > 1) load_tile(7, b + LANES * PER_LANE, b_bytes);
-        if (vectors > 1) multiply_tiles(1, 4, 7);
-        if (bands > 1) load_tile(5, a + TILE_LINES * a_stride, a_bytes);
-        if (bands > 1) multiply_tiles(2, 5, 6);
-        if (bands > 1 && vectors > 1) multiply_tiles(3, 5, 7);
-    }
-    store_tile(0, sums, sums_bytes);
-    if (vectors > 1) store_tile(1, sums + LANES, sums_bytes);
-    if (bands > 1) store_tile(2, lower, sums_bytes);
-    if (bands > 1 && vectors > 1) store_tile(3, lower + LANES, sums_bytes);
-}
-
+// The same by tiles.
 static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
     for (long n = 0; factors && n < vectors; n++) {
         const lanes factor = load_f32(factors + n * LANES);
         for (long m = 0; m < rows && !are_all(factor, 1); m++) store_f32(sums + m * PANEL + n * LANES, factor * load_f32(sums + m * PANEL + n * LANES));
     }
     for (long m = 0; m < rows; m += 2 * TILE_LINES, a += 2 * TILE_LINES * a_stride, sums += 2 * TILE_LINES * PANEL) {
-#define BLOCK(bands, count) block(bands, count, a, a_stride, b, depth, factors != NULL, sums)
+        const band bands[2] = {{a, a_stride}, {a + TILE_LINES * a_stride, a_stride}};
+#define BLOCK(num_bands, num_vectors) multiply_bands(num_bands, num_vectors, bands, b, PANEL, depth, factors != NULL, sums)
         if (rows - m > TILE_LINES && vectors > 1) BLOCK(2, 2);
         else if (rows - m > TILE_LINES) BLOCK(2, 1);
         else if (vectors > 1) BLOCK(1, 2);

@@ -65,6 +65,55 @@ INLINE void end_tiles(void) {
 #define store_tile(t, to, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
 #define multiply_tiles(t, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
 #endif
+
+// Sixteen rows as a tile reads them, `stride` apart.
+typedef struct {
+    const bf16 *rows;
+    long stride;
+} band;
+
+// sums [bands * 16][line] = or += a . b: one or two bands of a [bands * 16][depth] and one or two vectors of b [depth / 2][line][2], which has zeros behind
+// the depth, so that a tile that is read meets two where it can. Sums stay in tiles.
+INLINE void multiply_bands(const int bands, const int vectors, const band *a, const bf16 *b, long line, long depth, int goes_on, float *sums) {
+    float *lower = sums + TILE_LINES * line;
+    const long sums_stride = line * sizeof *sums, b_stride = line * 2 * sizeof *b;
+    if (goes_on) {
+        load_tile(0, sums, sums_stride);
+        if (vectors > 1) load_tile(1, sums + LANES, sums_stride);
+        if (bands > 1) load_tile(2, lower, sums_stride);
+        if (bands > 1 && vectors > 1) load_tile(3, lower + LANES, sums_stride);
+    } else {
+        clear_tile(0);
+        clear_tile(1);
+        clear_tile(2);
+        clear_tile(3);
+    }
+#define COLUMNS(first, first_stride, second, second_stride) \
+    do { \
+        load_tile(6, b + k * line, b_stride); \
+        load_tile(4, first, (first_stride) * sizeof(bf16)); \
+        multiply_tiles(0, 4, 6); \
+        if (vectors > 1) load_tile(7, b + k * line + LANES * 2, b_stride); \
+        if (vectors > 1) multiply_tiles(1, 4, 7); \
+        if (bands > 1) load_tile(5, second, (second_stride) * sizeof(bf16)); \
+        if (bands > 1) multiply_tiles(2, 5, 6); \
+        if (bands > 1 && vectors > 1) multiply_tiles(3, 5, 7); \
+    } while (0)
+    long k = 0;
+    for (; k + TILE_COLUMNS <= depth; k += TILE_COLUMNS) COLUMNS(a[0].rows + k, a[0].stride, a[1].rows + k, a[1].stride);
+    if (k < depth) {  // what lies behind a's columns is another row's, or nobody's
+        bf16 last[2 * TILE_LINES][TILE_COLUMNS] __attribute__((aligned(64)));
+        memset(last, 0, sizeof last);
+        for (int n = 0; n < bands * TILE_LINES; n++)
+            memcpy(last[n], a[n / TILE_LINES].rows + n % TILE_LINES * a[n / TILE_LINES].stride + k, (depth - k) * sizeof(bf16));
+        COLUMNS(last, TILE_COLUMNS, last + TILE_LINES, TILE_COLUMNS);
+    }
+#undef COLUMNS
+    store_tile(0, sums, sums_stride);
+    if (vectors > 1) store_tile(1, sums + LANES, sums_stride);
+    if (bands > 1) store_tile(2, lower, sums_stride);
+    if (bands > 1 && vectors > 1) store_tile(3, lower + LANES, sums_stride);
+}
 #else
 #define has_tiles 0
 INLINE void begin_tiles(void) {}
