@@ -192,6 +192,38 @@ async def test_a_response_that_is_deleted_while_it_is_made_or_written_does_not_c
         assert await there(store, "b", "c") == [False, True]
 
 
+async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_ending(
+    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "TRY_AGAIN_S", 0.01)
+
+    async def fail(found: Any) -> bool:
+        return False
+
+    async def work(store: ResponseStore, made: KeptResponse) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            made.end_as("cancelled")
+            await store.settle(made)
+
+    async with opened(path, days) as store:
+        made = [response(name, status="in_progress") for name in ("deleted", "left")]
+        for one in made:
+            await store.begin(one)
+            one.task = asyncio.create_task(work(store, one))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(store, "_add", fail)
+        assert made[0].task is not None
+        made[0].task.cancel()
+        await asyncio.sleep(0.05)
+        assert not made[0].task.done(), "it is tried again and again"
+        await store.delete(made[0])
+        assert await there(store, "deleted", "left") == [False, True]
+        async with asyncio.timeout(10):
+            await store.close()
+
+
 async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     add = response_store.rows.add

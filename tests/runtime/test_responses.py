@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dialects import responses_app
 from engine.protocol import Constraint
 from tests.asgi import call, eventually, start
 from tests.fakes import CHATML, FakeEngineClient, FakeLauncher, ids, says
@@ -343,6 +344,28 @@ async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch:
     await exchange.done()
     last = events_of(exchange.body)[-1]
     assert (last["type"], last["response"]["store"]) == ("response.completed", True)
+
+
+async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_app, "REFUSED_WITHIN_S", 0.01)
+    store, writes = site.app.responses._keeping.store, asyncio.Event()
+    add = store._add
+
+    async def slow(found: Any) -> bool:
+        await writes.wait()
+        return await add(found)
+
+    monkeypatch.setattr(store, "_add", slow)
+    site.engine.script = says("Hello")
+    exchange = start(site.app, PATH, {**HELLO, "background": True})
+    await asyncio.sleep(0.1)
+    was_told, was_begun = exchange.is_started, bool(site.engine.submits)
+    writes.set()
+    assert (was_told, was_begun) == (False, False)
+    assert (await exchange.done()).json["background"] is True
+    await eventually(lambda: not store._made)
 
 
 async def test_a_failure_in_mid_stream_is_told_and_nothing_is_kept(site: Site) -> None:
