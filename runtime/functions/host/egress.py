@@ -39,6 +39,7 @@ DROPPED = frozenset(
         "proxy-authorization",
     }
 )
+OF_BODIES = ("content-encoding", "content-language", "content-location", "content-type")  # which go with the body
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # All that IANA gives away of IPv6: site-local, ::a.b.c.d, local NAT64 and SRv6 lie elsewhere.
 UNICAST = ipaddress.ip_network("2000::/3")
@@ -98,8 +99,9 @@ class Egress:
             before, url, redirected = url, _target(url, location), True
             if urlsplit(url)[:2] != urlsplit(before)[:2]:
                 headers = [pair for pair in headers if pair[0].lower() not in ("authorization", "cookie")]
-            if response.status == 303 or (response.status in (301, 302) and method == "POST"):
+            if (response.status == 303 and method != "HEAD") or (response.status in (301, 302) and method == "POST"):
                 method, data = "GET", None
+                headers = [pair for pair in headers if pair[0].lower() not in OF_BODIES]
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
 
     async def _socket(self, url: str, headers: list[tuple[str, str]], messages: Inbound) -> StreamingReply:

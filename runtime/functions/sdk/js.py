@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote as _quote
 from urllib.parse import unquote as _unquote
 
-from workers.bindings.ai import AbortController, AbortSignal
+from workers.abort_signal import AbortController, AbortSignal
 from workers.bindings.face import Buffer, Items, Record, as_record
 from workers.forms import Blob, File, FormData
 from workers.headers import Headers

@@ -5,6 +5,7 @@ from typing import Any
 
 from runtime.functions.channel import Failure, current_request, frames
 from workers import host
+from workers.abort_signal import AbortedStream, AbortSignal, until_aborted
 from workers.joints import Joint, asks_for_socket
 from workers.request import Request
 from workers.response import Response
@@ -12,9 +13,9 @@ from workers.websockets import ErrorEvent, Event, WebSocket
 
 
 async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
-    """`fetch(url_or_request, method=, headers=, body=, redirect=)`, the options in a dict or by name."""
-    given = {**(dict(options) if options is not None else {}), **named}
-    request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
+    """`fetch(url_or_request, method=, headers=, body=, redirect=, signal=)`, the options in a dict or by name."""
+    is_whole = isinstance(resource, Request) and not options and not named
+    request = resource if is_whole else Request(resource, options, **named)
     whole, stream = request.taken()
     headers, within = request.headers.multi_items(), current_request.get()
     further: dict[str, Any] = {"redirect": request.redirect}
@@ -23,7 +24,7 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
         stream, further = joint.body, {**further, "websocket": True}
     sent = (request.method, request.url, headers, whole or b"", stream is not None)
     event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=further, within=within)
-    return await answered(host.channel().request(event, stream), joint)
+    return await answered(host.channel().request(event, stream), joint, request.signal)
 
 
 def connect(url: str, protocols: list[str]) -> WebSocket:
@@ -52,10 +53,10 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
     return socket
 
 
-async def answered(asking: Awaitable[Any], joint: Joint | None) -> Response:
-    """Return the response. `joint` is there where a WebSocket was asked for."""
+async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
+    """Return the response. `joint` is there where a WebSocket was asked for. Raises the signal's error when it is aborted, and so does the stream."""
     try:
-        result = await asking
+        result = await (asking if signal is None else until_aborted(asking, signal))
     except BaseException:
         if joint is not None:
             joint.refused()
@@ -68,7 +69,8 @@ async def answered(asking: Awaitable[Any], joint: Joint | None) -> Response:
         return response
     if joint is not None:
         joint.refused()
-    return response_of(result.value, result.body)
+    body = result.body if signal is None or result.body is None else AbortedStream(result.body, signal)
+    return response_of(result.value, body)
 
 
 def response_of(value: Any, body: Any) -> Response:

@@ -2,16 +2,23 @@
 
 from typing import Any
 
-from workers.bindings.face import as_record
+from workers.abort_signal import AbortSignal
+from workers.bindings.face import as_record, options_of
 from workers.body import Body, ByteStream
 from workers.headers import Headers, HeadersInit
+
+# What a request may be given; behind the first line: what says nothing to a server.
+_KNOWN = (
+    "method", "headers", "body", "redirect", "signal", "cf",
+    "cache", "credentials", "duplex", "encode_response_body", "fetcher", "keepalive", "mode", "priority", "referrer", "referrer_policy", "window",
+)  # fmt: skip
 
 
 class Request(Body):
     url: str
     method: str
     redirect: str
-    signal: Any
+    signal: AbortSignal | None
     cf: Any
 
     def __init__(
@@ -22,26 +29,21 @@ class Request(Body):
         method: str | None = None,
         headers: HeadersInit = None,
         body: Any = None,
-        redirect: str = "follow",
-        signal: Any = None,
+        redirect: str | None = None,
+        signal: AbortSignal | None = None,
         cf: Any = None,
         **further: Any,
     ) -> None:
-        options = _options(other_options)
-        method, headers = method or options.get("method"), headers or options.get("headers")
-        body = body if body is not None else options.get("body")
-        if isinstance(input, Request):
-            self.url = input.url
-            self.method = (method or input.method).upper()
-            self.headers = Headers(headers if headers is not None else input.headers)
-            self.redirect, self.signal, self.cf = input.redirect, input.signal, input.cf
-            body = input if body is None and input._has_body() else body
-        else:
-            self.url = _with_path(str(input))
-            self.method = (method or "GET").upper()
-            self.headers = Headers(headers)
-            self.redirect, self.signal = options.get("redirect", redirect), signal or options.get("signal")
-            self.cf = as_record(cf if cf is not None else options.get("cf"))
+        named = {"method": method, "headers": headers, "body": body, "redirect": redirect, "signal": signal, "cf": cf}
+        options = options_of(_options(other_options), {**named, **further}, _KNOWN, "a request")
+        base = _options(input) if isinstance(input, Request) else {}
+        self.url = input.url if isinstance(input, Request) else _with_path(str(input))
+        self.method = str(options.get("method") or base.get("method") or "GET").upper()
+        self.headers = Headers(options.get("headers", base.get("headers")))
+        self.redirect = options.get("redirect") or base.get("redirect") or "follow"
+        self.signal = options.get("signal", base.get("signal"))
+        self.cf = as_record(options.get("cf", base.get("cf")))
+        body = options.get("body", base.get("body"))
         if body is not None and self.method in ("GET", "HEAD"):
             raise TypeError(f"a {self.method} request has no body; use another method")
         super().__init__(body)
@@ -57,6 +59,7 @@ class Request(Body):
             headers=self.headers,
             body=self._shared_with_clone(),
             redirect=self.redirect,
+            signal=self.signal,
             cf=self.cf,
         )
 
@@ -74,11 +77,17 @@ def _with_path(url: str) -> str:
 
 
 def _options(given: Any) -> dict[str, Any]:
-    """Read options of a dict, or of another request, whose method, headers and body go to another address."""
+    """Read options of a dict, or of another request, all of which but its address goes on."""
     if not isinstance(given, Request):
         return dict(given) if given is not None else {}
-    body = given if given._has_body() else None
-    return {"method": given.method, "headers": given.headers, "body": body, "redirect": given.redirect}
+    return {
+        "method": given.method,
+        "headers": given.headers,
+        "body": given if given._has_body() else None,
+        "redirect": given.redirect,
+        "signal": given.signal,
+        "cf": given.cf,
+    }
 
 
 def received(method: str, url: str, headers: list[tuple[str, str]], whole: bytes | None, stream: Any) -> Request:

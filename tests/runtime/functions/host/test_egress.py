@@ -201,17 +201,25 @@ async def fetched(url: str, method: str = "GET", body: bytes = b"", **more: Any)
 
 @pytest.mark.parametrize(
     ("status", "method", "then"),
-    [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"), (301, "PUT", "PUT"), (308, "POST", "POST")],
+    [
+        (301, "POST", "GET"),
+        (302, "POST", "GET"),
+        (303, "PUT", "GET"),
+        (303, "HEAD", "HEAD"),
+        (301, "PUT", "PUT"),
+        (308, "POST", "POST"),
+    ],
 )
 async def test_what_is_sent_to_where_a_redirect_leads_depends_on_its_status(
     status: int, method: str, then: str
 ) -> None:
     moved = f"HTTP/1.1 {status} Moved\r\nlocation: ../there\r\n".encode()
     async with far_side(moved, b"HTTP/1.1 200 OK\r\n") as (here, heard):
-        answer = await fetched(f"{here}/a/b", method, b"form")
+        answer = await fetched(f"{here}/a/b", method, b"form", headers=[("content-type", "x/form"), ("x-own", "1")])
     assert (answer["status"], answer["redirected"], answer["url"]) == (200, True, f"{here}/there")
     assert heard[1].split(b" HTTP")[0] == f"{then} /there".encode()
-    assert heard[1].endswith(b"form") == (then != "GET")
+    assert heard[1].endswith(b"form") == (b"x/form" in heard[1]) == (then != "GET")
+    assert b"x-own: 1" in heard[1]
 
 
 async def test_a_body_that_came_as_a_stream_is_not_sent_a_second_time() -> None:

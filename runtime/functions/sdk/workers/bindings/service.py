@@ -40,8 +40,8 @@ def remote_method(channel: Channel, binding: str, name: str, further: dict[str, 
 async def fetched(
     channel: Channel, binding: str, further: dict[str, Any], resource: Any, options: Any, named: dict[str, Any]
 ) -> Any:
-    given = {**(dict(options) if options is not None else {}), **named}
-    request = resource if isinstance(resource, Request) and not given else Request(resource, **given)
+    is_whole = isinstance(resource, Request) and not options and not named
+    request = resource if is_whole else Request(resource, options, **named)
     whole, stream = request.taken()
     sent = {
         "method": request.method,
@@ -53,4 +53,4 @@ async def fetched(
     joint = joints.Joint() if joints.asks_for_socket(request.headers) else None
     if joint is not None:
         stream, sent = joint.body, {**sent, "web_socket": True}
-    return await outbound.answered(channel.begin(binding, "fetch", (), sent, stream), joint)
+    return await outbound.answered(channel.begin(binding, "fetch", (), sent, stream), joint, request.signal)
