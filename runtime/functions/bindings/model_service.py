@@ -9,6 +9,7 @@ from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Services, gathered, method
 from runtime.functions.bindings.service import RpcCall
 from runtime.functions.channel import StreamingReply
+from runtime.functions.channel.frames import RESPONSE
 
 
 class ModelService(Binding):
@@ -39,7 +40,9 @@ class ModelService(Binding):
         if not isinstance(inputs, dict) or len(request.args) > 1:
             raise BindingError(f"run takes the inputs of {self._model} as one dict", name="TypeError")
         answer = await self._ai.run(Run(self._model, inputs))
-        return answer if isinstance(answer, StreamingReply) else msgspec.json.decode(answer["body"])
+        if isinstance(answer, StreamingReply):
+            return StreamingReply({RESPONSE: answer.value}, answer.body)
+        return msgspec.json.decode(answer["body"])
 
     async def close(self) -> None:
         await self._ai.close()
