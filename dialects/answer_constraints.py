@@ -59,9 +59,9 @@ def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
         case "text":
             return None
         case "json_object":
-            return ANY_OBJECT
+            return ANY_OBJECT if value.get("schema") is None else schema_constraint(value["schema"])  # as llama.cpp
         case "json_schema":
-            given = value.get("json_schema")
+            given = value.get("json_schema", value if "schema" in value else None)
             if not isinstance(given, dict):
                 raise ValidationError("of type json_schema needs json_schema, an object")
             # OpenAI wraps the schema, with a name; Workers AI does not.

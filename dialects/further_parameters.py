@@ -11,6 +11,8 @@ class UnsupportedParameter(NamedTuple):
     instead: str
 
 
+_CONSTRAIN = "say what the answer must be by structured_outputs"
+
 UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "n": UnsupportedParameter((1,), "one answer per request is supported here; send several requests"),
     "best_of": UnsupportedParameter((1,), "answers are not ranked; ask for n and choose among them"),
@@ -35,10 +37,15 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
     "mcp_servers": UnsupportedParameter(([],), "connect to them at your side, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
+    # SGLang's and llama.cpp's of what structured_outputs says
+    "regex": UnsupportedParameter(("",), _CONSTRAIN),
+    "ebnf": UnsupportedParameter(("",), _CONSTRAIN),
+    "grammar": UnsupportedParameter(("",), _CONSTRAIN),
+    "json_schema": UnsupportedParameter(("", {}), _CONSTRAIN),
     # vLLM's, whose answer would be another one without them
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),
     "bad_words": UnsupportedParameter(([],), "forbid tokens by logit_bias"),
-    "allowed_token_ids": UnsupportedParameter(([],), "say what the answer must be by structured_outputs"),
+    "allowed_token_ids": UnsupportedParameter(([],), _CONSTRAIN),
     "include_stop_str_in_output": UnsupportedParameter((False,), "a stop string is never part of an answer"),
     # -1 is sent with texts that mostly fit, "or else cut them": one that does not is refused by its length
     "truncate_prompt_tokens": UnsupportedParameter((-1,), "a prompt that is too long is refused, never cut"),

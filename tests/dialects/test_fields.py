@@ -51,7 +51,8 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "best_of": (1, 2), "suffix": ("", "x"), "use_beam_search": (False, True), "bad_words": ([], ["x"]), "allowed_token_ids": ([], [1]),
     "include_stop_str_in_output": (False, True), "truncate_prompt_tokens": (-1, 5), "documents": ([], [{"text": "x"}]),
     "chat_template": ("", "{{ x }}"), "prompt_embeds": (None, "x"), "return_tokens_as_token_ids": (False, True),
-    "skip_special_tokens": (True, False), "cache_salt": ("", "x"),
+    "skip_special_tokens": (True, False), "cache_salt": ("", "x"), "regex": ("", "[0-9]"), "ebnf": ("", "x"), "grammar": ("", "x"),
+    "json_schema": ({}, {"type": "object"}),
 }  # fmt: skip
 NAMED = ("request_id", "kv_transfer_params", "vllm_xargs", "mm_processor_kwargs", "priority", "a_field_of_tomorrow")
 
