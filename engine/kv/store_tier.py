@@ -12,9 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -168,8 +166,7 @@ class _Buffer:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._bytes = bytearray()
-        self._lock = threading.Lock()
+        self._bytes = bytearray()  # registered
 
     def views(self, sizes: Sequence[int]) -> list[_View]:
         """Return memory for blocks of such sizes, one behind the other, until the next call."""
@@ -183,12 +180,12 @@ class _Buffer:
         return views
 
     def _grow(self, num_bytes: int) -> None:
-        with suppress(ValueError):
-            if self._bytes:
-                self._store.unregister_buffer(_address(self._bytes))
-        self._bytes = bytearray(num_bytes)
-        if self._store.register_buffer(_address(self._bytes), num_bytes):
+        if self._bytes:
+            self._store.unregister_buffer(_address(self._bytes))
+        self._bytes, larger = bytearray(), bytearray(num_bytes)
+        if self._store.register_buffer(_address(larger), num_bytes):
             raise StoreError(f"Mooncake could not register {num_bytes} bytes")
+        self._bytes = larger
 
 
 def _address(memory: bytearray) -> int:

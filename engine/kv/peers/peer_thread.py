@@ -309,7 +309,11 @@ class _Peer:
         self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | failed | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError:
+            self.close()  # an open socket would keep the context from ending
+            raise
 
     def send(self, message: FromReader) -> None:
         self.said_at = time.monotonic()

@@ -14,6 +14,8 @@ class FakeStore:
         self.values: dict[str, bytes] = {}
         self.limit = 1 << 30  # of values
         self.is_gone = False  # its master does not answer
+        self.may_register = True
+        self.registered: dict[int, int] = {}
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.asked = threading.Event()
@@ -24,10 +26,12 @@ class FakeStore:
 
     def batch_get_into(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
         self._arrive()
+        assert all(self._reaches(*each) for each in zip(addresses, sizes, strict=True)), "not registered"
         return [self._get(*each) for each in zip(keys, addresses, sizes, strict=True)]
 
     def batch_put_from(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
         self._arrive()
+        assert all(self._reaches(*each) for each in zip(addresses, sizes, strict=True)), "not registered"
         return [self._put(*each) for each in zip(keys, addresses, sizes, strict=True)]
 
     def put(self, key: str, value: bytes) -> int:
@@ -43,10 +47,13 @@ class FakeStore:
         return 0 if self.values.pop(key, None) is not None else MISSING
 
     def register_buffer(self, address: int, num_bytes: int) -> int:
+        if not self.may_register:
+            return NO_MASTER
+        self.registered[address] = num_bytes
         return 0
 
     def unregister_buffer(self, address: int) -> int:
-        return 0
+        return 0 if self.registered.pop(address, 0) else MISSING
 
     def close(self) -> int:
         return 0
@@ -54,6 +61,9 @@ class FakeStore:
     def _arrive(self) -> None:
         self.asked.set()
         assert self.may_answer.wait(10)
+
+    def _reaches(self, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= start + length for start, length in self.registered.items())
 
     def _get(self, key: str, address: int, size: int) -> int:
         value = self.values.get(key)

@@ -225,6 +225,18 @@ def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
     assert "is written to again" in caplog.text
 
 
+def test_memory_that_the_package_did_not_take_is_offered_to_it_again(cluster: Cluster) -> None:
+    """Before it is copied to: the package reaches no other."""
+    cluster.write(0)
+    cluster.look_up(0)
+    cluster.package.may_register = False
+    assert cluster.take(cluster.read(0)) == 0
+    assert cluster.take(cluster.read(0)) == 0
+    assert cluster.reader.num_errors == 2
+    cluster.package.may_register = True
+    assert cluster.take(cluster.read(0)) == 1
+
+
 def test_a_full_store_takes_no_more_and_gives_what_it_has(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.write(0, 1)
     cluster.package.limit = 2

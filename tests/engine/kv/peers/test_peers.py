@@ -253,6 +253,19 @@ def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
     until(lambda: not hosts.server._grants)
 
 
+def test_an_address_that_is_none_ends_its_read_and_does_not_keep_the_host_from_ending(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts.address = "nonsense://x"
+    assert hosts.take(hosts.read(0)) == 0
+    assert "cannot be read from nonsense://x" in caplog.text
+    hosts._closers.remove(hosts.reader.close)
+    closing = threading.Thread(target=hosts.reader.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_a_host_that_goes_away_ends_its_reads_at_once(hosts: Hosts) -> None:
     hosts.server.begin("one")
     hosts.compute(0, 1)
