@@ -46,9 +46,9 @@ def copying(stream: CopyStream, mark: object) -> Iterator[None]:
 
 class CudaCopyStream:
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._runtime = CudaRuntime(device)
+        self._device: torch.device = self._stream.device  # with its number, which `device` may lack
+        self._runtime = CudaRuntime(self._device)
 
     def mark(self) -> object:
         return self._event(torch.cuda.current_stream(self._device))

@@ -1,8 +1,12 @@
 """Copies beside the computation: by a GPU's own copy engines where there is one, else by a stand-in that copies late."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
+from engine import copy_stream
 from engine.copy_stream import CopyStream, CudaCopyStream, copying
 from tests.engine.fake_copy_stream import FakeCopyStream
 
@@ -69,3 +73,28 @@ def test_what_has_begun_can_be_waited_for_before_the_end(stream: CopyStream) -> 
         assert bool((here[:HALF] == 5).all())
         stream.begin_copy(here.data_ptr() + HALF, there.data_ptr() + HALF, HALF)
     assert bool((here[HALF:] == 5).all())
+
+
+class FakeEvent:
+    def record(self, stream: SimpleNamespace) -> None:
+        stream.events.append(self)
+
+
+def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "auto" and "cuda" name it: torch refuses to make it a thread's own."""
+    chosen: list[int] = []
+    side = SimpleNamespace(device=torch.device("cuda", 0), events=[], waits_for=[])
+    side.wait_event = side.waits_for.append
+    serving = SimpleNamespace(events=[])
+    cuda = SimpleNamespace(
+        Stream=lambda device: side,
+        Event=FakeEvent,
+        current_stream=lambda device: serving,
+        set_device=lambda device: chosen.append(_get_device_index(device)),
+    )
+    monkeypatch.setattr(copy_stream, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
+    monkeypatch.setattr(copy_stream, "CudaRuntime", lambda device: None)
+    made = CudaCopyStream(torch.device("cuda"))
+    made.wait_for(made.mark())
+    assert chosen == [0]
+    assert side.waits_for == serving.events
