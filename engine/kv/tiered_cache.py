@@ -55,10 +55,6 @@ class TieredCache(Tiers):
         self._thread = HostThread(self.mover)
 
     @property
-    def num_pinned(self) -> int:
-        return sum(map(len, self._pins.values()))
-
-    @property
     def num_heard(self) -> int:
         return self._peers.reader.num_heard if self._peers is not None else 0
 

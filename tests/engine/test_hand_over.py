@@ -114,7 +114,7 @@ class Pair:
             engine.scheduler.pool.assert_consistent()
             assert isinstance(engine.tiers, TieredCache)
             assert engine.tiers.wait_until_idle(10)
-            assert engine.tiers.num_pinned == 0
+            assert engine.tiers.load().num_pinned == 0
             assert tiers.peers is not None
             wait_until_zero(tiers)
             load = engine.load()

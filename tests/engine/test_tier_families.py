@@ -100,5 +100,5 @@ def test_swapped_sequences_agree(written: tuple[Path, PreTrainedModel], tiers: S
     for name, prompt in prompts.items():
         assert len(heard[name].token_ids) == 30
         assert_agrees(model, prompt, heard[name])
-    assert engine.tiers.num_pinned == 0
+    assert engine.tiers.load().num_pinned == 0
     engine.close()

@@ -242,7 +242,7 @@ def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
     assert rig.tiers.wait_until_idle(10)
     assert not rig.cache.any()
     assert fetch.is_cancelled
-    assert rig.tiers.num_pinned == 0
+    assert rig.tiers.load().num_pinned == 0
     assert not any(name(n) in rig.host for n in range(30, 40))
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
 
@@ -295,7 +295,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     assert rig.disk.wait_until_idle(10)
     assert read.is_done
     assert rig.tiers.take_read(owner, read) == 4
-    assert rig.tiers.num_pinned == 4
+    assert rig.tiers.load().num_pinned == 4
     assert rig.tiers.load().num_lost == 1
     assert rig.disk.disk.num_corrupt == 1
     fetch = rig.fetch(range(4), range(20, 24))
@@ -332,7 +332,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     answer.set()
     assert rig.disk.wait_until_idle(10)
     assert rig.lookup(chain, with_disk=True)[0] == 3
-    assert rig.tiers.num_pinned == 0
+    assert rig.tiers.load().num_pinned == 0
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
 
 
@@ -369,7 +369,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
             rig.host.commit(slot, crc32(slot.memory))
             rig.host.unpin([slot])
     assert all(name(n) in rig.host for n in range(6))
-    assert rig.tiers.num_pinned == 6
+    assert rig.tiers.load().num_pinned == 6
     fetch = rig.fetch(range(6), range(6))
     rig.tiers.unpin(owner)
     assert rig.tiers.wait_until_idle(10)
@@ -391,7 +391,7 @@ def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig:
     assert found.count(4) == 3
     assert found[0] == 0
     assert not rig.tiers.swap_out("a", chain, range(4), 4 * BLOCK_SIZE)
-    assert rig.tiers.num_pinned == 0
+    assert rig.tiers.load().num_pinned == 0
     rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)
     assert rig.lookup(chain, with_disk=True) == (4, 0)
 

@@ -57,7 +57,7 @@ def test_swapped_sequences_agree(written: VisionCheckpoint, tmp_path: Path) -> N
     assert load.swaps == load.preemptions > 0
     for name, prompt in prompts.items():
         assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
-    assert engine.tiers.num_pinned == 0
+    assert engine.tiers.load().num_pinned == 0
     engine.close()
     tiers.close()
 
