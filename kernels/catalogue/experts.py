@@ -227,6 +227,8 @@ PACKED_EXPERTS = Operation(
         _experts(2, 32, 32, 3, 2, storage="mxfp4"),
         _experts(13, 160, 96, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),
         _experts(30, 96, 160, 4, 2, storage="int4"),
+        _experts(300, 32, 64, 2, 1, storage="mxfp4", biased=True, activation=_CLAMPED),
+        _experts(270, 64, 32, 2, 1, storage="int4"),
     ),
     bench=(
         *(

@@ -5,6 +5,7 @@ A table made on the device says for each tile of rows which expert it is for. Th
 at once.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -21,13 +22,16 @@ from kernels.triton.linear import Tile
 from kernels.triton.packed import multiply_packed, none
 from kernels.triton.routing import MOST_EXPERTS
 from kernels.triton.tiles import multiply
-from kernels.weight import PLAIN, GatedActivation, Weight
+from kernels.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
 
 _MOST_COMPARED = (
     4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
 )
 WARPS = 2  # that share rows of a weight of four bits
-_MOST_PACKED = 64  # rows an expert on average that meet one in registers
+# Rows an expert on average that meet one in registers, and from which on experts are decoded into memory. Of 512 for each of 32 experts in MXFP4 of
+# 2880 x 2880 an H100 took 5.8 ms, decoding them tile by tile; it decodes them into memory within 0.8, and takes 2.0 for what is there.
+_MOST_PACKED, _FEWEST_DECODED = 64, 128
+_SCRATCH_BYTES = 256 << 20  # of decoded experts
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -99,24 +103,26 @@ def _place(table, tiles, row_tiles, group_tiles):
     return table + (band * group_tiles + within % in_band) * 3, within // in_band
 
 
-@jit(of_batch=("tiles", "group_tiles"))
+@jit(of_batch=("tiles", "group_tiles", "first_expert", "experts"))
 def _gate_up(
     x, weight, scales, zeros, bias, order, table, hidden,
     x_token, hidden_row, bias_expert, top_k, tiles, intermediate, columns, weight_expert, weight_row, scales_expert, scales_row, row_group,
-    column_group, group_tiles, alpha, limit,
+    column_group, group_tiles, first_expert, experts, alpha, limit,
     KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
+    """Of some experts from the first on, whose weight it is."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
-    if expert >= 0:
+    i = expert - first_expert
+    if (i >= 0) & (i < experts):
         place = tl.load(entry + 1) + tl.arange(0, TOKENS)
         is_token = place < tl.load(entry + 2)
         token = tl.load(order + place, mask=is_token, other=0) // top_k
         row = (row_tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         is_row = row < intermediate
         gate, up = multiply(
-            x + token * x_token, is_token, weight + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            x + token * x_token, is_token, weight + i * weight_expert, scales + i * scales_expert, zeros + i * scales_expert,
             row, is_row, intermediate, 0, columns, columns, weight_row, scales_row, row_group, column_group,
             FORMAT, HAS_ZEROS, True, TOKENS, ROWS, HALF,
         )  # fmt: skip
@@ -129,16 +135,18 @@ def _gate_up(
         tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
 
-@jit(of_batch=("tiles", "group_tiles"))
+@jit(of_batch=("tiles", "group_tiles", "first_expert", "experts"))
 def _down(
     hidden, weight, scales, zeros, bias, order, table, out,
     hidden_row, out_pair, bias_expert, tiles, rows, columns, weight_expert, weight_row, scales_expert, scales_row, row_group, column_group,
-    group_tiles,
+    group_tiles, first_expert, experts,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
+    """Likewise."""
     entry, row_tile = _place(table, tiles, tl.cdiv(rows, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
-    if expert >= 0:
+    i = expert - first_expert
+    if (i >= 0) & (i < experts):
         place = tl.load(entry + 1) + tl.arange(0, TOKENS)
         is_token = place < tl.load(entry + 2)
         pair = tl.load(order + place, mask=is_token, other=0)
@@ -146,7 +154,7 @@ def _down(
         is_row = row < rows
         sums, _ = multiply(
             hidden + place.to(tl.int64) * hidden_row, is_token,
-            weight + expert * weight_expert, scales + expert * scales_expert, zeros + expert * scales_expert,
+            weight + i * weight_expert, scales + i * scales_expert, zeros + i * scales_expert,
             row, is_row, 0, 0, columns, columns, weight_row, scales_row, row_group, column_group, FORMAT, HAS_ZEROS, False, TOKENS, ROWS, HALF,
         )  # fmt: skip
         if HAS_BIAS:
@@ -301,29 +309,49 @@ def moe_experts(
             num_warps=WARPS, maxnreg=packed.REGISTERS[tile_tokens, 1], **packed.flags(second),
         )  # fmt: skip
     else:
-        tile = tile_for(pairs, num_experts, x.dtype, first.format == second.format == PLAIN)
+        is_decoded = (
+            pairs > _FEWEST_DECODED * num_experts and packed.is_decodable(x, first) and packed.is_decodable(x, second)
+        )
+        tile = tile_for(pairs, num_experts, x.dtype, is_decoded or first.format == second.format == PLAIN)
         order, table = by_expert(expert_ids, num_experts, tile.tokens)
         tiles = table.shape[0]
-        _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
-            x, first.weight, first.scales, first.zeros, biases[0], order, table, hidden,
-            x.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
-            first.weight_expert, first.weight_row, first.scales_expert, first.scales_row, first.row_group, first.column_group,
-            _GROUP_TILES, alpha, limit,
-            KIND=kind, FORMAT=first.format, HAS_ZEROS=first.has_zeros, HAS_BIAS=gate_up_bias is not None,
-            TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        for begin, experts, part in _parts(first, x.dtype, is_decoded):
+            _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
+                x, part.weight, part.scales, part.zeros, biases[0], order, table, hidden,
+                x.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
+                part.weight_expert, part.weight_row, part.scales_expert, part.scales_row, part.row_group, part.column_group,
+                _GROUP_TILES, begin, experts, alpha, limit,
+                KIND=kind, FORMAT=part.format, HAS_ZEROS=part.has_zeros, HAS_BIAS=gate_up_bias is not None,
+                TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
         rows = tile.rows * 2  # one product instead of two
-        _down[(tiles * triton.cdiv(second.rows, rows),)](
-            hidden, second.weight, second.scales, second.zeros, biases[1], order, table, by_pair,
-            intermediate, second.rows, bias_experts[1], tiles, second.rows, intermediate,
-            second.weight_expert, second.weight_row, second.scales_expert, second.scales_row, second.row_group, second.column_group,
-            _GROUP_TILES,
-            FORMAT=second.format, HAS_ZEROS=second.has_zeros, HAS_BIAS=down_bias is not None,
-            TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        for begin, experts, part in _parts(second, x.dtype, is_decoded):
+            _down[(tiles * triton.cdiv(second.rows, rows),)](
+                hidden, part.weight, part.scales, part.zeros, biases[1], order, table, by_pair,
+                intermediate, second.rows, bias_experts[1], tiles, second.rows, intermediate,
+                part.weight_expert, part.weight_row, part.scales_expert, part.scales_row, part.row_group, part.column_group,
+                _GROUP_TILES, begin, experts,
+                FORMAT=part.format, HAS_ZEROS=part.has_zeros, HAS_BIAS=down_bias is not None,
+                TOKENS=tile.tokens, ROWS=rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
     blocks = triton.cdiv(second.rows, 1024)
     _weighted_sum[(tokens * blocks,)](by_pair, weights, out, top_k, second.rows, blocks, BLOCK=1024, num_warps=4)
     return out
+
+
+def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[tuple[int, int, Operands]]:
+    """Some experts' first, their number and their weight: all of it as it is, or what is decoded into memory that the next ones' will take."""
+    experts, rows = stored.weight.shape[:2]
+    if not is_decoded:
+        yield 0, experts, stored
+        return
+    times = triton.cdiv(experts, max(1, _SCRATCH_BYTES // (rows * stored.columns * dtype.itemsize)))
+    step = triton.cdiv(experts, times)
+    scratch = torch.empty((step, rows, stored.columns), dtype=dtype, device=stored.weight.device)
+    for begin in range(0, experts, step):
+        some = scratch[: min(step, experts - begin)]
+        packed.decode_rows(stored, some.flatten(0, 1), begin * rows)
+        yield begin, len(some), plain_operands(some)
 
 
 def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> tuple[torch.Tensor, torch.Tensor]:

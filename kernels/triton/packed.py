@@ -368,7 +368,7 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
     if tokens > most_tokens(rows, columns):
-        return linear.through_memory(x, rows, bias, partial(_decode, stored))
+        return linear.through_memory(x, rows, bias, partial(decode_rows, stored))
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))
@@ -395,8 +395,8 @@ def strip_for(tokens: int, rows: int, processors: int) -> Strip:
     return Strip(padded, 2 if padded > 16 or (padded > 8 and is_large) else 1, 4 if is_large else 8)
 
 
-def _decode(stored: Operands, out: torch.Tensor, first: int) -> None:
-    """Rows from `first` on, into out [some rows, columns]."""
+def decode_rows(stored: Operands, out: torch.Tensor, first: int) -> None:
+    """Rows from `first` on, experts' one below the other, into out [some rows, columns]."""
     rows, columns = out.shape
     _unpack[(triton.cdiv(rows, 8) * triton.cdiv(columns, 1024),)](
         stored.weight.view(torch.int32), stored.scales, stored.zeros, out.view(torch.int64), first, rows, columns,
@@ -413,6 +413,12 @@ def _blocks(stored: Operands) -> int:
 def takes(x: torch.Tensor, stored: Operands) -> bool:
     """Tell whether `multiply_packed` does, as it is; `in_words` makes others such."""
     return x.dtype in MAGIC and stored.format in (INT4, MXFP4) and stored.columns % _BLOCK == 0
+
+
+def is_decodable(x: torch.Tensor, stored: Operands) -> bool:
+    """Tell whether `decode_rows` takes experts, whose rows it counts through."""
+    parts = [stored.weight, stored.scales, stored.zeros] if stored.has_zeros else [stored.weight, stored.scales]
+    return takes(x, stored) and all(part.is_contiguous() for part in parts)
 
 
 def flags(stored: Operands) -> dict[str, Any]:

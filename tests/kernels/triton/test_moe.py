@@ -10,10 +10,12 @@ pytest.importorskip("triton")
 
 import kernels.moe
 from kernels.activation import silu_and_mul
+from kernels.catalogue.matrices import random_int4, random_mxfp4
 from kernels.checks import ArgumentError
 from kernels.int4 import Int4Weight
 from kernels.plain import PlainWeight
 from kernels.triton import moe, routing
+from tests.kernels.conftest import DEVICE
 
 
 @pytest.fixture(params=[0, 4096], ids=["sorted by torch", "each pair finds its place"])
@@ -108,6 +110,26 @@ def test_numbers_that_lie_apart_are_read_as_they_are() -> None:
 def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, int], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         kernels.moe.route_in_groups(torch.randn(2, 16), torch.zeros(16), *arguments, renormalise=True, scale=1.0)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2, 5])
+def test_experts_that_are_decoded_into_memory_are_the_plain_ones(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    gate_up, down = random_mxfp4((5, 64, 32)), random_int4((5, 32, 32), 32, zeros=True, dtype=dtype)
+    plain = [PlainWeight(weight.unpack(dtype)) for weight in (gate_up, down)]
+    monkeypatch.setattr(moe, "_SCRATCH_BYTES", at_a_time * 64 * 32 * dtype.itemsize)
+    monkeypatch.setattr(moe, "_FEWEST_DECODED", 0)
+    monkeypatch.setattr(moe, "_MOST_PACKED", 0)
+    x, weights, ids = (
+        torch.randn(20, 32).to(dtype),
+        torch.rand(20, 2),
+        torch.rand(20, 5).argsort(-1)[:, :2].contiguous(),
+    )
+    biases = torch.randn(5, 64).to(dtype), torch.randn(5, 32).to(dtype)
+    expected = moe.moe_experts(x, weights, ids, *plain, silu_and_mul, *biases)
+    assert torch.equal(moe.moe_experts(x, weights, ids, gate_up, down, silu_and_mul, *biases), expected)
 
 
 def test_of_equal_logits_the_first_experts_are_chosen() -> None:

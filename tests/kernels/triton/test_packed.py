@@ -71,7 +71,7 @@ def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: p
         rows, columns = weight.shape
         if columns % 32 == 0:
             decoded = torch.empty(13, columns, dtype=DTYPE)
-            packed._decode(weight.operands(), decoded, 5)
+            packed.decode_rows(weight.operands(), decoded, 5)
             assert torch.equal(decoded, weight.unpack(DTYPE)[5:18])
         x, bias = torch.randn(packed.MOST_TOKENS + 1, columns).to(DTYPE), torch.randn(rows).to(DTYPE)
         expected = x.double() @ weight.unpack(torch.float32).double().T
