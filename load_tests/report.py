@@ -84,6 +84,7 @@ REGIONS: dict[str, Region] = {
     "plan": Region(plan.predictions, "engine-8b"),
     "gpu-serving-8b": Region(gpu_serving.rows),
     "kernels-changed": Region(kernels.rows),
+    "kernels-packed": Region(kernels.rows),
     "kernels": Region(kernels.rows),
     "speculation": Region(speculation.workloads),
     "speculation-steps": Region(speculation.steps, "speculation"),
