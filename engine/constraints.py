@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MOST_GRAMMARS = 64  # kept compiled, for each model
 _MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
 _COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
+_LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance shows behind what is wrong with them
 COMPILE_S = 10.0  # a longer grammar is refused; llguidance's own limits end most of them sooner
 
 
@@ -309,4 +310,5 @@ def _literal(text: str) -> str:
 
 def _sentence(constraint: Constraint, reason: str) -> str:
     what = {"json_schema": "JSON schema", "regex": "pattern", "choice": "choice", "lark": "grammar"}[constraint.kind]
-    return f"the {what} cannot be enforced: {' '.join(reason.split())[:500]}"
+    said = _LISTING.split(reason, maxsplit=1)[0]
+    return f"the {what} cannot be enforced: {' '.join(said.split())[:500]}"

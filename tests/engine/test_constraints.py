@@ -106,6 +106,11 @@ def test_all_that_a_grammar_allows_is_chosen_and_nothing_else(
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum"),
         ("regex", "(ab", "unclosed group"),
         ("lark", "start: missing", "missing"),
+        (
+            "lark",
+            'start: arguments\narguments: %json {"type": "str"}',
+            "failed to compile JSON schema: Invalid type: str",
+        ),
         ("json_schema", '{"const": "a <tool_call> b"}', "spells the token '<tool_call>'"),
         ("choice", '["a", "<|im_end|>"]', "spells the token '<|im_end|>'"),
     ],
@@ -114,6 +119,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: st
     with pytest.raises(ConstraintError) as refused:
         begun(grammars, kind, text)
     assert reason in str(refused.value)
+    assert " | " not in str(refused.value), "no line of the grammar"
     assert len(str(refused.value)) < 700
     assert walk(begun(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
 
