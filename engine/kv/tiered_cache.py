@@ -93,9 +93,9 @@ class TieredCache(Tiers):
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         self._thread.wait_for_batch()  # one of them may be about to be committed
-        self._host.forget(hashes)
         for tier in self._behind:
             tier.forget(hashes)
+        self._host.forget(hashes)  # last: what a tier gave back until then is here
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)

@@ -228,6 +228,24 @@ def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
     assert name(1) not in rig.disk.disk
 
 
+def test_bad_content_that_a_disk_gives_back_meanwhile_is_forgotten_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.store([1])
+    rig.host.forget([name(1)])
+    forget = rig.disk.forget
+
+    def forget_behind_a_read(names: Sequence[bytes]) -> None:
+        read = rig.tiers.read([name(1)])
+        until(lambda: read.is_done)
+        forget(names)
+
+    monkeypatch.setattr(rig.disk, "forget", forget_behind_a_read)
+    rig.tiers.forget([name(1)])
+    assert name(1) not in rig.disk
+    assert name(1) not in rig.host
+
+
 def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
     rig.store(range(6))
     owner = object()
@@ -497,7 +515,7 @@ def test_what_happens_to_blocks_is_told_to_every_tier_that_may_have_them(
     rig.tiers.forget(names)
     assert told == [
         *(("host.touch", names), ("disk.note_reuse", names), ("store.note_reuse", names), ("host.refresh", names)),
-        *(("host.forget", names), ("disk.forget", names), ("store.forget", names)),
+        *(("disk.forget", names), ("store.forget", names), ("host.forget", names)),
     ]
     monkeypatch.setattr(rig.tiers, "_host", host)
     monkeypatch.setattr(rig.tiers, "_behind", behind)
