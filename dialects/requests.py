@@ -41,6 +41,7 @@ class Sampling(Struct, frozen=True):
     """Sampling parameters; None: as the model's own defaults say."""
 
     max_tokens: int | None = None
+    usual_max_tokens: int | None = None  # where neither the request nor the model's configuration says; None: all
     min_tokens: int = 0
     temperature: float | None = None
     top_p: float | None = None

@@ -12,6 +12,8 @@ from dialects.parsing import Resolve, constraint_in, conversation_of, known_mode
 from dialects.requests import Prompt, ValidEmbedding, ValidGeneration
 from wire.errors import ApiError
 
+USUAL_MAX_TOKENS = 256  # of the platform's text models; those that have another default say so one by one
+
 
 class RunToolBody(ToolBody, frozen=True, kw_only=True):
     """Workers AI's own form is the function without OpenAI's wrapping; either is taken."""
@@ -75,7 +77,7 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         messages = body.messages or [MessageBody(role="user", content=body.prompt)]
         messages = messages if body.image is None else _with_image(messages, body.image)
         prompt = conversation_of(messages, tools, tool_choice=body.tool_choice)
-    sampling = sampling_of(body, body.max_tokens, num_logprobs=None)
+    sampling = replace(sampling_of(body, body.max_tokens, num_logprobs=None), usual_max_tokens=USUAL_MAX_TOKENS)
     constraint = constraint_in(body)
     return ValidRun(
         known,

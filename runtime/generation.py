@@ -342,7 +342,8 @@ def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: 
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
-    max_tokens = model.config.default_max_tokens or room if sampling.max_tokens is None else sampling.max_tokens
+    usual = max(model.config.default_max_tokens or sampling.usual_max_tokens or room, sampling.min_tokens)
+    max_tokens = usual if sampling.max_tokens is None else sampling.max_tokens
     return SamplingParams(
         max_tokens=min(room, max(1, max_tokens)),  # for the prompt alone, too: a token ends its computation
         temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,

@@ -390,7 +390,8 @@ class ModelConfig(Table, frozen=True, kw_only=True):
         Meta(description="prompt and answer of a request together; unset: what the model and its KV cache allow"),
     ] = None
     default_max_tokens: Annotated[
-        Count | None, Meta(description="where a request names none; unset: what the context leaves")
+        Count | None,
+        Meta(description="where a request names none; unset: what the context leaves, and at Workers AI's run 256"),
     ] = None
     adapters: Annotated[tuple[AdapterConfig, ...], Meta(description="low-rank adapters of the model")] = ()
     adapters_dir: Annotated[

@@ -41,6 +41,28 @@ async def test_a_stream_of_responses_ends_with_usage_and_done(site: Site) -> Non
     assert site.engine.submits[0].sampling.max_tokens == 20
 
 
+async def test_an_answer_has_256_tokens_where_neither_request_nor_model_says_how_many(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    tiny: dict[str, Any] = {"name": "tiny", "source": str(model_directory)}
+    for said, most in (({}, 256), ({"default_max_tokens": 300}, 300)):
+        async with make_site(models=[{**tiny, **said}]) as site:
+            run = RUN.replace("@test/tiny", "tiny")
+            messages = [{"role": "user", "content": "Hi"}]
+            for body in (
+                {"prompt": "Hi"},
+                {"prompt": "Hi", "max_tokens": None},
+                {"messages": messages, "stream": True},
+            ):
+                assert (await call(site.app, run, body)).status == 200
+            for further in ({"max_tokens": 301}, {"min_tokens": 302}):
+                assert (await call(site.app, run, {"prompt": "Hi", **further})).status == 200
+            assert [submit.sampling.max_tokens for submit in site.engine.submits] == [most, most, most, 301, 302]
+            room = site.engine.context_length - 450
+            assert (await call(site.app, run, {"prompt": "x" * 450, "raw": True})).status == 200
+            assert site.engine.submits[-1].sampling.max_tokens == room
+
+
 async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> None:
     site.engine.script = says(CALL_TEXT)
     for tool in ({"name": "f", "parameters": {}}, {"type": "function", "function": {"name": "f"}}):
