@@ -17,12 +17,12 @@ from dialects.blocks import Block, BlockWriter
 from dialects.bodies import (
     LISTS,
     MAX_STOPS,
+    AllowedToolsBody,
     Body,
     CallBody,
     CallFunctionBody,
     FunctionBody,
     MessageBody,
-    NamedToolBody,
     StopStrings,
     ToolBody,
     ToolChoice,
@@ -273,7 +273,8 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool
         case "none":
             return "none", parallel
         case "tool":
-            return NamedToolBody(name=string_in(choice, "name", "tool_choice")), parallel
+            name = string_in(choice, "name", "tool_choice")
+            return AllowedToolsBody(mode="required", tools=(name,)), parallel
     raise refused('must be "auto", "any", "tool" or "none"', "tool_choice.type")
 
 

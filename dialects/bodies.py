@@ -113,20 +113,36 @@ def are_token_ids(value: Any) -> bool:
 
 
 def read_tool_choice(value: Any) -> Any:
-    """One of three words, or the tool that must be called, as an object with its name."""
+    """Read one of three words, the function that must be called, or the functions that may be, wrapped as in OpenAI's chats or not."""
     if value in ("auto", "none", "required"):
         return value
     if value == "any":  # Workers AI's word, and others'
         return "required"
-    function = (
-        value.get("function") if isinstance(value, dict) and value.get("type", "function") == "function" else None
+    if (name := _function_name(value)) is not None:
+        return {"mode": "required", "tools": [name]}
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed_tools(value.get("allowed_tools", value))
+    raise ValidationError(
+        'must be "auto", "none", "required", {"type": "function", "function": {"name": "..."}} or {"type": "allowed_tools", ...}'
     )
-    name = (
-        function.get("name") if isinstance(function, dict) else value.get("name") if isinstance(value, dict) else None
-    )
-    if isinstance(name, str) and name:
-        return {"name": name}
-    raise ValidationError('must be "auto", "none", "required" or {"type": "function", "function": {"name": "..."}}')
+
+
+def _allowed_tools(value: Any) -> Any:
+    mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
+    names = [_function_name(tool) for tool in tools] if isinstance(tools, list) else []
+    if mode not in ("auto", "required") or not names or None in names:
+        raise ValidationError(
+            'of type allowed_tools needs a mode, "auto" or "required", and tools, a list of functions by their names'
+        )
+    return {"mode": mode, "tools": names}
+
+
+def _function_name(value: Any) -> str | None:
+    if not isinstance(value, dict) or value.get("type", "function") != "function":
+        return None
+    function = value.get("function")
+    name = (function if isinstance(function, dict) else value).get("name")
+    return name if isinstance(name, str) and name else None
 
 
 def _biases(value: Any) -> Any:
@@ -338,8 +354,11 @@ class StreamingBody(SamplingBody, frozen=True, kw_only=True):
 LISTS: dict[str, Reader] = {"messages": at_most(MAX_MESSAGES), "tools": at_most(MAX_ITEMS)}
 
 
-class NamedToolBody(Body, frozen=True, kw_only=True):
-    name: str
+class AllowedToolsBody(Body, frozen=True, kw_only=True):
+    """The tools that may be called, by name, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: tuple[str, ...]
 
 
-ToolChoice = Literal["auto", "none", "required"] | NamedToolBody
+ToolChoice = Literal["auto", "none", "required"] | AllowedToolsBody

@@ -16,6 +16,9 @@ _PARTS: Schema = {
 _TEXTS: Schema = {"anyOf": [_TEXT, _TOKENS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "minItems": 1}]}
 _TOOL: Schema = {"type": "object", "required": ["function"], "properties": {"type": {"const": "function"}, "function": {
     "type": "object", "required": ["name"], "properties": {"name": _TEXT}}}}  # fmt: skip
+_ALLOWED: Schema = {"type": "object", "required": ["type", "allowed_tools"], "properties": {
+    "type": {"const": "allowed_tools"}, "allowed_tools": {"type": "object", "required": ["mode", "tools"], "properties": {
+        "mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _TOOL, "minItems": 1}}}}}  # fmt: skip
 
 # By field, of whichever body has a reader for it.
 _FORMS: dict[str, Schema] = {
@@ -24,7 +27,7 @@ _FORMS: dict[str, Schema] = {
     "image": {
         "anyOf": [_TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}, "minItems": 1}]
     },
-    "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, _TOOL]},
+    "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, _TOOL, _ALLOWED]},
     "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
     "prompt": _TEXTS,
     "text": _TEXTS,

@@ -18,12 +18,12 @@ from dialects.bodies import (
     CallFunctionBody,
     FunctionBody,
     MessageBody,
-    NamedToolBody,
     ToolBody,
     ToolChoice,
     at_most,
     not_deep,
     objects,
+    read_tool_choice,
 )
 from dialects.images import Content, ImagePart, image_at, joined
 from dialects.invalid_values import ValidationError
@@ -123,11 +123,10 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
             "unsupported_parameter",
         )
     tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
-    choice, allowed = _tool_choice(body.tool_choice)
-    offered = [tool for tool in tools if allowed is None or tool.function.name in allowed]
+    choice = _tool_choice(body.tool_choice)
     conversation = conversation_of(
         list(_messages(body)),
-        [] if choice == "none" else offered,
+        [] if choice == "none" else tools,
         parallel=body.parallel_tool_calls is not False,
         tool_choice=choice,
     )
@@ -272,22 +271,15 @@ def _tool(tool: ResponsesToolBody, where: str) -> ToolBody:
     return ToolBody(type="function", function=function)
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice | None, list[str] | None]:
-    """Return the choice as chats have it, and the tools among which it is, where not among all."""
-    if choice is None or choice == "auto":
-        return choice, None  # type: ignore[return-value]
-    if choice == "none":
-        return "none", None
-    if choice == "required":
-        return "required", None
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return NamedToolBody(name=string_in(choice, "name", "tool_choice")), None
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        names = [str(tool.get("name")) for tool in choice["tools"] if isinstance(tool, dict)]
-        return "required" if choice.get("mode") == "required" else "auto", names
-    raise refused(
-        'must be "auto", "none", "required", {"type": "function", "name": "..."} or allowed_tools', "tool_choice"
-    )
+def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:
+    """Return the choice as chats have it."""
+    if choice is None:
+        return None
+    try:
+        read: ToolChoice = msgspec.convert(read_tool_choice(choice), ToolChoice)
+    except ValidationError as error:
+        raise refused(str(error), "tool_choice") from None
+    return read
 
 
 def _constraint(text: TextBody | None) -> AnswerConstraint | None:

@@ -13,9 +13,9 @@ import orjson
 
 from dialects.bodies import (
     CONSTRAINING,
+    AllowedToolsBody,
     Body,
     MessageBody,
-    NamedToolBody,
     SamplingBody,
     StreamingBody,
     ToolBody,
@@ -147,12 +147,14 @@ def conversation_of(
     tool_choice: ToolChoice | None = None,
 ) -> Conversation:
     names = [tool.function.name for tool in tools or ()]
-    only = tool_choice.name if isinstance(tool_choice, NamedToolBody) else None
-    must_call = only is not None or tool_choice == "required"
-    if must_call and not names:
+    choice = tool_choice if isinstance(tool_choice, AllowedToolsBody) else None
+    must_call = (tool_choice if choice is None else choice.mode) == "required"
+    allowed = frozenset(names if choice is None else choice.tools)
+    if (must_call or allowed) and not names:
         raise ApiError("invalid_request", "tool_choice: there are no tools to choose from", param="tool_choice")
-    if only is not None and only not in names:
-        raise ApiError("invalid_request", f"tool_choice: there is no tool named {only[:100]!r}", param="tool_choice")
+    if unknown := allowed.difference(names):
+        message = f"tool_choice: there is no tool named {min(unknown)[:100]!r}"
+        raise ApiError("invalid_request", message, param="tool_choice")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ApiError("invalid_request", f"tools: two are named {twice[:100]!r}", param="tools")
@@ -168,7 +170,7 @@ def conversation_of(
             if isinstance(piece, ImagePart)
         ),
         must_call=must_call,
-        only_tool=only,
+        allowed_tools=allowed if len(allowed) < len(names) else None,
         strict_tools=frozenset(tool.function.name for tool in tools or () if tool.function.strict),
     )
 

@@ -32,7 +32,7 @@ class Conversation(Struct, frozen=True):
     continues_last: bool = False  # the answer goes on with the last message, which its prompt leaves open
     drops_oldest: bool = False  # messages, where all of them are too long
     must_call: bool = False  # some tool
-    only_tool: str | None = None  # that may be called; None: any
+    allowed_tools: frozenset[str] | None = None  # that may be called; None: all
     strict_tools: frozenset[str] = frozenset()  # whose arguments follow their schemas, whoever decides to call
     images: tuple[ImagePart, ...] = ()  # in the order of the parts that stand for them in `messages`
 

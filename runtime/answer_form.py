@@ -65,7 +65,8 @@ class AnswerForm:
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
             return asked
-        if asked is None and not conversation.must_call and not conversation.strict_tools:
+        is_demanded = conversation.must_call or conversation.strict_tools or conversation.allowed_tools is not None
+        if asked is None and not is_demanded:
             return self._wished(conversation)
         if not conversation.tools and not answers.has_reasoning(self._thinking):
             return asked
@@ -111,7 +112,7 @@ class AnswerForm:
         return tuple(
             self._callable_tool(tool["function"], conversation)
             for tool in conversation.tools
-            if conversation.only_tool in (None, tool["function"]["name"])
+            if conversation.allowed_tools is None or tool["function"]["name"] in conversation.allowed_tools
         )
 
     def _callable_tool(self, function: dict[str, Any], conversation: Conversation) -> CallableTool:

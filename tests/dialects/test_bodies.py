@@ -400,7 +400,16 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"tool_choice": {"type": "function"}}', '{"tool_choice": {"type": "allowed_tools", "function": {"name": "f"}}}',
     ]),
     ("400 invalid_request tool_choice", [
-        '{"tool_choice": "perhaps"}', '{"tool_choice": 3}', '{"tool_choice": []}',
+        '{"tool_choice": "perhaps"}', '{"tool_choice": 3}', '{"tool_choice": []}', '{"tool_choice": {"type": "custom", "name": "f"}}',
+        *(
+            f'{{"tools": [{{"type": "function", "function": {{"name": "f"}}}}], "tool_choice": {{"type": "allowed_tools", "allowed_tools": {allowed}}}}}'
+            for allowed in (
+                "7", "null", "{}", '{"mode": "auto", "tools": []}', '{"mode": "auto", "tools": 7}', '{"mode": "none", "tools": [{"name": "f"}]}',
+                '{"tools": [{"name": "f"}]}', '{"mode": "auto", "tools": [{"name": "f"}, {"name": "g"}]}', '{"mode": "auto", "tools": [7]}',
+                '{"mode": "auto", "tools": [{"type": "custom", "name": "f"}]}', '{"mode": [], "tools": [{"name": "f"}]}',
+            )
+        ),
+        '{"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "f"}]}}}',
     ]),
     ("400 invalid_request parallel_tool_calls", [
         '{"parallel_tool_calls": "no"}',
@@ -711,8 +720,11 @@ RESPONSES: list[tuple[str, list[str]]] = [
     ("400 invalid_request text.format.schema", ['{"text": {"format": {"type": "json_schema", "name": "n"}}}']),
     ("400 invalid_request tools[0].name", ['{"tools": [{"type": "function"}]}']),
     ("400 unsupported_parameter tools[0].type", ['{"tools": [{"type": "mcp"}]}']),
-    ("400 invalid_request tool_choice", ['{"tool_choice": "some"}', '{"tool_choice": {"type": "file_search"}}']),
-    ("400 invalid_request tool_choice.name", ['{"tool_choice": {"type": "function"}}']),
+    ("400 invalid_request tool_choice", [
+        '{"tool_choice": "some"}', '{"tool_choice": {"type": "file_search"}}', '{"tool_choice": {"type": "function"}}',
+        '{"tool_choice": {"type": "allowed_tools"}}', '{"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}',
+        '{"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}}',
+    ]),
     ("400 unsupported_parameter previous_response_id", ['{"previous_response_id": "r"}']),
     ("400 unsupported_parameter background", ['{"background": true}']),
     ("400 invalid_request metadata", ['{"metadata": []}']),
@@ -851,11 +863,17 @@ def test_texts_and_token_ids_come_out_as_tuples() -> None:
         assert parse("embedding", over(BASES["embedding"], f'{{"input": {sent}}}')).inputs == inputs
 
 
+ONLY_F = {"mode": "required", "tools": ["f"]}
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ("auto", "auto"), ("none", "none"), ("required", "required"), ("any", "required"), ({"name": "f"}, {"name": "f"}),
-        ({"type": "function", "name": "f"}, {"name": "f"}), ({"type": "function", "function": {"name": "f"}}, {"name": "f"}),
+        ("auto", "auto"), ("none", "none"), ("required", "required"), ("any", "required"), ({"name": "f"}, ONLY_F),
+        ({"type": "function", "name": "f"}, ONLY_F), ({"type": "function", "function": {"name": "f"}}, ONLY_F),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}}, ONLY_F),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}, ONLY_F),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}, {"name": "g"}]}, {"mode": "auto", "tools": ["f", "g"]}),
     ],
 )  # fmt: skip
 def test_a_choice_of_tools_is_read_in_each_of_its_forms(said: Any, meant: Any) -> None:

@@ -75,6 +75,33 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
         assert part in f"{submit.constraint.text}\n"
 
 
+@pytest.mark.parametrize("is_wrapped", [True, False])
+async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_called(site: Site, is_wrapped: bool) -> None:
+    """As each of OpenAI's two dialects writes it."""
+    functions = [{"name": name, "parameters": SCHEMA} for name in "fgh"]
+
+    def wrapped(function: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "function": function} if is_wrapped else {"type": "function", **function}
+
+    def choice(mode: str, names: str) -> dict[str, Any]:
+        allowed = {"mode": mode, "tools": [wrapped({"name": name}) for name in names]}
+        return {"type": "allowed_tools", **({"allowed_tools": allowed} if is_wrapped else allowed)}
+
+    tools = [wrapped(function) for function in functions]
+    path, asked = (CHAT, HELLO) if is_wrapped else ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False})
+    for said in ("auto", choice("auto", "fg"), choice("required", "fg"), choice("auto", "hfg")):
+        answer = await call(site.app, path, {**asked, "tools": tools, "tool_choice": said})
+        assert answer.status == 200, answer.body
+    free, auto, required, all_of_them = site.engine.submits
+    assert {submit.prompt_token_ids for submit in site.engine.submits} == {free.prompt_token_ids}
+    assert all_of_them.constraint == free.constraint
+    for submit, is_text in ((auto, True), (required, False)):
+        assert submit.constraint is not None
+        assert not submit.constraint.is_optional
+        assert ("answer: text (section text)*" in submit.constraint.text) is is_text
+        assert [f'\\"{name}\\"' in submit.constraint.text for name in "fgh"] == [True, True, False]
+
+
 async def test_calls_that_nobody_demands_follow_their_schemas_where_they_can(site: Site) -> None:
     assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS[:1]})).status == 200
     (submit,) = site.engine.submits
