@@ -29,6 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text 
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a thread's hand-over
 MAX_CHARACTER_BYTES = 4  # of UTF-8
+REPLACEMENT = "\ufffd".encode()  # that an answer may hold as any other character
 MARKED_TOGETHER = 2_000  # special tokens
 
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
@@ -227,6 +228,10 @@ class Detokenizer(Protocol):
     def finish(self) -> str:
         """Return the text that was still held back when the tokens ended."""
 
+    def held_before(self, token_id: int) -> int:
+        """Return how many characters of the text held back stand before this token, if it is the next. One that goes on with a character begins
+        where that does."""
+
     @property
     def is_pending(self) -> bool:
         """Tell whether the last tokens' text is not wholly delivered yet."""
@@ -244,6 +249,14 @@ class IncrementalDetokenizer:
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def held_before(self, token_id: int) -> int:
+        held = self._decoder.getstate()[0]
+        if not held:
+            return 0
+        begun = held + self._tokenizer.token_bytes(token_id)[:1]
+        is_broken = begun != REPLACEMENT and codecs.utf_8_decode(begun, "replace")[0].startswith("\ufffd")
+        return int(is_broken)
 
     @property
     def is_pending(self) -> bool:
@@ -272,13 +285,24 @@ class _LibraryDetokenizer:
         text, self._waiting = self._new_text(), []
         return text
 
+    def held_before(self, token_id: int) -> int:
+        if not self._waiting:
+            return 0
+        held = self._new_text()
+        text = self._text_of(self._last, [*self._waiting, token_id])
+        is_broken = text.startswith(held) and not text.endswith("\ufffd")
+        return len(held if is_broken else held.rstrip("\ufffd"))
+
     @property
     def is_pending(self) -> bool:
         return bool(self._waiting)
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode_by_library(self._last)
-        return self._tokenizer.decode_by_library([*self._last, *self._waiting])[len(before) :]
+        return self._text_of(self._last, self._waiting)
+
+    def _text_of(self, before: list[int], token_ids: list[int]) -> str:
+        whole = self._tokenizer.decode_by_library([*before, *token_ids])
+        return whole[len(self._tokenizer.decode_by_library(before)) :]
 
 
 def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:

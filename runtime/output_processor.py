@@ -167,7 +167,7 @@ class OutputProcessor:
         self._forget_shown()
 
     def _add(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> None:
-        before = self._parser.num_pushed
+        before, start = self._parser.num_pushed, self._parser.start_of(token_id)
         self.completion_tokens += 1
         self.reasoning_tokens += self._parser.is_reasoning
         parts = self._parser.push(token_id) if is_shown else []
@@ -175,7 +175,7 @@ class OutputProcessor:
         if end > before:
             self._tokens.complete(end)
         is_whole = not (self._parser.is_pending and is_shown)
-        self._tokens.add(DeliveredToken(token_id, before, is_shown, logprobs), end if is_whole else None)
+        self._tokens.add(DeliveredToken(token_id, start, is_shown, logprobs), end if is_whole else None)
         self._accept(parts)
 
     def _meet(self, token_id: int) -> None:

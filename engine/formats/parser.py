@@ -33,6 +33,10 @@ class AnswerParser:
         """Tell whether the last token's text is not whole yet."""
         return self._detokenizer.is_pending
 
+    def start_of(self, token_id: int) -> int:
+        """Return how many characters stand before this token, if it is the next."""
+        return self.num_pushed + self._detokenizer.held_before(token_id)
+
     @property
     def is_reasoning(self) -> bool:
         return self._scanner.is_reasoning

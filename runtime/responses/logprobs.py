@@ -87,7 +87,7 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     detokenizer = tokenizer.detokenizer()
     offsets, decoded = [], 0
     for token_id in token_ids:
-        offsets.append(decoded)
+        offsets.append(decoded + detokenizer.held_before(token_id))
         decoded += len(detokenizer.push(token_id))
     return offsets
 

@@ -402,7 +402,8 @@ CHATS: list[tuple[str, list[str]]] = [
     ("400 invalid_request tool_choice", [
         '{"tool_choice": "perhaps"}', '{"tool_choice": 3}', '{"tool_choice": []}', '{"tool_choice": {"type": "custom", "name": "f"}}',
         *(
-            f'{{"tools": [{{"type": "function", "function": {{"name": "f"}}}}], "tool_choice": {{"type": "allowed_tools", "allowed_tools": {allowed}}}}}'
+            f'{{"tools": [{{"type": "function", "function": {{"name": "f"}}}}], '
+            f'"tool_choice": {{"type": "allowed_tools", "allowed_tools": {allowed}}}}}'
             for allowed in (
                 "7", "null", "{}", '{"mode": "auto", "tools": []}', '{"mode": "auto", "tools": 7}', '{"mode": "none", "tools": [{"name": "f"}]}',
                 '{"tools": [{"name": "f"}]}', '{"mode": "auto", "tools": [{"name": "f"}, {"name": "g"}]}', '{"mode": "auto", "tools": [7]}',

@@ -280,6 +280,23 @@ def test_a_decoder_that_is_none_of_ours_is_left_to_the_tokenizers_library(kind: 
     assert tokenizer.token_text(0) == backend.decode([0])
 
 
+@pytest.mark.parametrize(
+    ("token_ids", "starts"), [((0, 1, 3, 3), (0, 0, 1, 2)), ((0, 3, 3), (0, 1, 2)), ((3, 0, 2, 3), (0, 1, 1, 3))]
+)
+def test_the_library_is_asked_too_where_a_token_begins_behind_half_a_character(
+    token_ids: tuple[int, ...], starts: tuple[int, ...]
+) -> None:
+    backend = Backend(models.WordLevel(vocab={"<0xC3>": 0, "<0xA9>": 1, "<0xC2>": 2, "a": 3}, unk_token="a"))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("x", "yy")])
+    tokenizer = Tokenizer.from_json(backend.to_str(), {})
+    detokenizer, text, found = tokenizer.detokenizer(), "", []
+    for token_id in token_ids:
+        found.append(len(text) + detokenizer.held_before(token_id))
+        text += detokenizer.push(token_id)
+    assert text == backend.decode(token_ids)
+    assert tuple(found) == starts
+
+
 def test_wordpiece_tokens_go_on_with_a_word_or_begin_one() -> None:
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "pilot": 3, "light": 4, "##s": 5}
     backend = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))

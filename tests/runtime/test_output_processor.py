@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from engine.formats import AnswerFormat, Thinking, raw_parser
 from engine.formats.registry import FORMATS
 from engine.formats.thinking import TAGS as THINK_TAGS
-from engine.protocol import TokenOutput
+from engine.protocol import TokenLogprobs, TokenOutput
 from engine.tokenizer import Tokenizer
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, StopMatcher, joined
+from runtime.responses.logprobs import echoed_logprobs
 from tests.fakes import EOS, byte_tokenizer, ids
 
 TOKENIZER = Tokenizer.from_json(byte_tokenizer().to_str(), {})
@@ -255,6 +256,32 @@ def test_an_answer_of_tokens_that_the_library_decodes_does_not_depend_on_how_it_
         delta = answer(groups)
         assert (delta.text, delta.finish_reason) == ("a b ", "stop")
         assert [token.text_offset for token in delta.tokens] == [0, 1, 3, 5]
+
+
+BYTES = {TOKENIZER.token_bytes(token_id): token_id for token_id in range(256)}
+PIECES = (b"a", b"\xc3", b"\xa9", b"\xe6", b"\x97", b"\xa5", b"\xf0", b"\xef", b"\xbf", b"\xbd", b"\xff")
+
+
+@example(pieces=[b"\xc3", b"a", b"b"], seed=0)
+@example(pieces=[b"\xe6", b"\x97", b"a"], seed=0)
+@example(pieces=[b"\xef", b"\xbf", b"\xbd", b"a"], seed=0)
+@given(pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12), seed=st.integers(0, 2**32))
+def test_a_token_behind_bytes_that_are_no_character_has_the_offset_of_its_own_text(
+    pieces: list[bytes], seed: int
+) -> None:
+    def decoded(data: bytes) -> int:
+        return len(data.decode("utf-8", errors="replace"))
+
+    written, expected = b"".join(pieces), []
+    for position in range(len(written)):
+        before, after = decoded(written[:position]), decoded(written[position:])
+        expected.append(before - (before + after > decoded(written)))
+    tokens = tuple(BYTES[piece] for piece in pieces)
+    made = OutputProcessor(raw_parser(TOKENIZER))
+    answer = joined(run(made, cut(tokens, seed), finish="length"))
+    assert [token.text_offset for token in answer.tokens] == expected
+    reported = [TokenLogprobs(-1.0, ())] * (len(tokens) - 1)
+    assert list(echoed_logprobs(tokens, reported, 0, TOKENIZER).text_offset) == expected
 
 
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:

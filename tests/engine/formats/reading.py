@@ -62,6 +62,9 @@ class ChunkDetokenizer:
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
 
+    def held_before(self, _token_id: int) -> int:
+        return 0
+
     @property
     def is_pending(self) -> bool:
         return bool(self._decoder.getstate()[0])
