@@ -236,8 +236,8 @@ class Proxy:
         headers: list[tuple[str, str]],
     ) -> None:
         proxied.answered_whole(response.use)
-        self.metrics.ended(proxied.site, _outcome(response.status))
         listed = self.accounting.listed(client.head, body, time.time()) if response.status == 200 else None
+        self.metrics.ended(proxied.site, _outcome(response.status))
         if listed is not None:
             body, told = listed, ("content-length", str(len(listed)))
             headers = [told if pair[0] == told[0] else pair for pair in headers]

@@ -79,7 +79,8 @@ class Accounting:
             self.quotas.count(request.account, request.started_s, used.prompt + used.output, cost)
 
     def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:
-        """Return a site's list of models as this client is to see it: what its account may use, with prices. None: as it is."""
+        """Return a site's list of models, or its entry of one, as this client is to see it: what its account may use, with prices. None: as it is.
+        Raises ApiError for a single model that its account may not use, as where there is none."""
         account = None if head.holder is None else head.holder.account
         if head.method != "GET" or not (self.prices or (account is not None and account.models is not None)):
             return None
@@ -89,6 +90,9 @@ class Accounting:
         try:
             fields = orjson.loads(body)
             if not field:
+                if not _may_see(account, fields):
+                    asked = head.path.partition("/v1/models/")[2]
+                    raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
                 return orjson.dumps(self._priced(fields, now_s))
             shown = fields[field] = [self._priced(model, now_s) for model in fields[field] if _may_see(account, model)]
             if "first_id" in fields:  # Anthropic's

@@ -246,6 +246,17 @@ async def test_lists_of_models_tell_prices_and_what_the_account_may_use(
         fakes[0].behave = answer(200, {"id": "ember"})
         async with running.http.get(running.url + "/v1/models/ember", headers=ACME) as response:
             assert await response.json() == {"id": "ember", "pricing": price}
+        fakes[0].behave = answer(200, {"id": "other"})
+        for path, status in (("/v1/models/other", 404), ("/client/v4/accounts/a/ai/v1/models/other", 404)):
+            async with running.http.get(running.url + path, headers=ACME) as response:
+                told = (await response.json())["error"]
+                assert (response.status, told["code"], "'other'" in told["message"]) == (
+                    status,
+                    "model_not_found",
+                    True,
+                )
+        async with running.http.get(running.url + "/v1/models/other", headers=BOB) as response:
+            assert await response.json() == {"id": "other"}
         fakes[0].behave = answer(200, {"result": [{"id": "ember"}, {"id": "other"}], "success": True})
         async with running.http.get(running.url + "/client/v4/accounts/a/ai/models/search", headers=ACME) as response:
             assert (await response.json())["result"] == [{"id": "ember", "pricing": price}]

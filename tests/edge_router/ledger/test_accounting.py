@@ -187,7 +187,6 @@ PRICED = {**M, "pricing": PRICES.told("m", 0.0)}
         ),
         ("/v1/models", {"data": [N], "first_id": "n", "last_id": "n"}, {"data": [], "first_id": None, "last_id": None}),
         ("/v1/models/m", M, PRICED),
-        ("/v1/models/n", N, N),
         ("/v1/models", {"result": []}, None),
         ("/v1/models", [M], None),
         ("/v1/models", {"data": [{}]}, None),
@@ -200,6 +199,16 @@ def test_a_list_of_models_has_prices_and_what_its_account_may_use(path: str, bod
     head.holder = Key("k", "", account=Account("acme", models=("m",)))
     listed = kept.listed(head, orjson.dumps(body), 0.0)
     assert (None if listed is None else orjson.loads(listed)) == told
+
+
+@pytest.mark.parametrize("path", ["/v1/models/@org/n", "/client/v4/accounts/a/ai/v1/models/@org/n"])
+def test_a_model_that_is_not_in_its_accounts_list_is_none_by_its_name_either(path: str) -> None:
+    for kept in (accounting()[0], accounting(prices=PriceList([], "USD"))[0]):
+        head = Head("GET", path, path, [])
+        head.holder = Key("k", "", account=Account("acme", models=("m",)))
+        with pytest.raises(ApiError, match="no model named '@org/n'") as refused:
+            kept.listed(head, orjson.dumps(N), 0.0)
+        assert (refused.value.word, refused.value.param) == ("model_not_found", "model")
 
 
 def test_a_list_is_left_as_it_is_where_nobody_has_a_say_in_it() -> None:
