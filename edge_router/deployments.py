@@ -83,6 +83,9 @@ class DeployGuard:
             return None if key.is_admin else key.account
         if not self.token:
             raise ApiError("not_found", f"this router takes no deployments; set {DEPLOY_TOKEN_ENV} where it is started")
+        if given:
+            sentence = f"the deploy token is wrong; {DEPLOY_TOKEN_ENV} must be as the router was started with"
+            raise ApiError("forbidden", sentence)
         raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
     def author_or_site(self, request: Request) -> Account | None:

@@ -178,6 +178,6 @@ def test_without_the_token_nothing_is_deployed(processes: Processes) -> None:
     try:
         assert "in PILOTLIGHT_DEPLOY_TOKEN the token" in processes.deploy("three").stderr
         processes.env["PILOTLIGHT_DEPLOY_TOKEN"] = "guessed"
-        assert "deploying needs the router's token" in processes.deploy("three").stderr
+        assert "the deploy token is wrong" in processes.deploy("three").stderr
     finally:
         processes.env["PILOTLIGHT_DEPLOY_TOKEN"] = token

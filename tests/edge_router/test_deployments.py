@@ -296,9 +296,13 @@ async def test_only_who_has_the_token_deploys_and_sites_may_read(
 ) -> None:
     data = bundle(tmp_path)
     path = f"{PATH}/bundles/{digest_of(data)}"
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "token"}):
-        assert (await call(app, path, method="PUT", body=data, **headers)).status == 403
-        assert (await call(app, PATH, **headers)).status == 403
+    for headers, why in (
+        ({}, "set PILOTLIGHT_DEPLOY_TOKEN"),
+        ({"authorization": "Bearer wrong"}, "the deploy token is wrong; PILOTLIGHT_DEPLOY_TOKEN must be"),
+        ({"authorization": "token"}, "set PILOTLIGHT_DEPLOY_TOKEN"),
+    ):
+        for refused in (await call(app, path, method="PUT", body=data, **headers), await call(app, PATH, **headers)):
+            assert (refused.status, why in refused.json["error"]["message"]) == (403, True)
     await put(app, data)
     signed = {REQUEST_ID: "id", HOP: sign_hop("secret", time.time(), Hop("GET", path, "id", FOR_ROUTERS))}
     assert (await call(app, path, **signed)).body == data

@@ -1,5 +1,6 @@
 """What a function's `scheduled` and `queue` handlers are called with."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from runtime.functions.channel import frames
@@ -22,7 +23,7 @@ class ScheduledController(Named):
 class QueueMessage:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id, self.attempts = fields["id"], fields.get("attempts", 1)
-        self.timestamp = fields.get("timestamp_ms", 0)
+        self.timestamp = datetime.fromtimestamp(fields["timestamp_ms"] / 1000, UTC)
         self.body = as_record(frames.unplain(fields.get("body")))
         self.decision: str | None = None
         self.delay_s: float | None = None

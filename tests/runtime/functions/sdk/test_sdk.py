@@ -156,6 +156,7 @@ class Default(WorkerEntrypoint):
     async def scheduled(self, controller, env, ctx):
         seen.append([controller.cron, controller.scheduledTime])
     async def queue(self, batch):
+        seen[:] = [[message.id, message.attempts, message.timestamp.isoformat()] for message in batch.messages]
         for message in batch.messages:
             if message.body["n"] == 2:
                 message.retry(delay_seconds=3)
@@ -165,9 +166,13 @@ class Default(WorkerEntrypoint):
     )
     await served.functions.ask("f", ScheduledEvent(UNNUMBERED, "* * * * *", 123))
     assert json.loads(await served.get()) == [["* * * * *", 123]]
-    messages = [{"id": str(n), "timestamp_ms": 0, "body": {"n": n}, "attempts": 1} for n in (1, 2, 3)]
+    messages = [{"id": str(n), "timestamp_ms": 1_500 * n, "body": {"n": n}, "attempts": 1} for n in (1, 2, 3)]
     outcome = (await served.functions.ask("f", QueueEvent(UNNUMBERED, "q", messages))).value
     assert outcome == {"acked": ["1", "3"], "retried": [{"id": "2", "delay_s": 3}]}
+    times = ("01.500000", "03", "04.500000")
+    assert json.loads(await served.get()) == [
+        [str(n), 1, f"1970-01-01T00:00:{second}+00:00"] for n, second in enumerate(times, 1)
+    ]
 
 
 async def test_an_asgi_application_streams_and_has_its_lifespan(served: Served) -> None:
