@@ -185,7 +185,7 @@ def _gate_up_packed(
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCKS: tl.constexpr, LATE: tl.constexpr,
     PAIRWISE: tl.constexpr, TOKENS: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """_gate_up of up to 16 rows an expert with weights of four bits; x in words of two columns."""
+    """_gate_up with weights of four bits, by tiles of up to 16 rows; x in words of two columns."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, 16), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     if expert >= 0:

@@ -327,15 +327,21 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
         assert (refused.status, refused.json["error"]["param"]) == (400, "background")
 
 
-async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, writes = site.app.responses._keeping.store, asyncio.Event()
+def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Have the store write nothing until the event that is returned is set."""
+    store, is_set = site.app.responses._keeping.store, asyncio.Event()
     add = store._add
 
     async def slow(found: Any) -> bool:
-        await writes.wait()
+        await is_set.wait()
         return await add(found)
 
     monkeypatch.setattr(store, "_add", slow)
+    return is_set
+
+
+async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = slow_writes(site, monkeypatch)
     site.engine.script = says("Hello", per_step=200)
     exchange = start(site.app, PATH, {**HELLO, "stream": True})
     await eventually(lambda: b"response.output_item.done" in exchange.body)
@@ -350,14 +356,7 @@ async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses_app, "REFUSED_WITHIN_S", 0.01)
-    store, writes = site.app.responses._keeping.store, asyncio.Event()
-    add = store._add
-
-    async def slow(found: Any) -> bool:
-        await writes.wait()
-        return await add(found)
-
-    monkeypatch.setattr(store, "_add", slow)
+    writes = slow_writes(site, monkeypatch)
     site.engine.script = says("Hello")
     exchange = start(site.app, PATH, {**HELLO, "background": True})
     await asyncio.sleep(0.1)
@@ -365,7 +364,7 @@ async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
     writes.set()
     assert (was_told, was_begun) == (False, False)
     assert (await exchange.done()).json["background"] is True
-    await eventually(lambda: not store._made)
+    await eventually(lambda: not site.app.responses._keeping.store._made)
 
 
 async def test_a_failure_in_mid_stream_is_told_and_nothing_is_kept(site: Site) -> None:
