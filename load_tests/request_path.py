@@ -148,7 +148,8 @@ def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]
         return statistics.median(one.first_s[function] for one in asked if function in one.first_s)
 
     entered = [function for function in functions if median(asked, function) > median(idle, function)]
-    entered.sort(key=first_s)
+    orders = [[function for function in one.counts if function in entered] for one in asked]
+    entered.sort(key=lambda function: statistics.median(one.index(function) for one in orders if function in one))
     own = [function for function in entered if not any(function in one.counts for one in idle)]
 
     def num_with(windows: list[Window], task: tuple[str, int]) -> int:
