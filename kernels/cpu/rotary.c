@@ -1,15 +1,9 @@
 // The part between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
 // into their slots of the paged cache. Queries stay where they are, in the projection's own rows.
 #include "fp8.h"
+#include "rms.h"
 
 #define PIECE_ELEMENTS (1 << 12)
-
-static void normalise_head(scalar *x, const void *weight, int wide_weight, float eps, long size) {
-    float sum = 0;
-    for (long i = 0; i < size; i++) sum += get(x[i]) * get(x[i]);
-    const float factor = 1.0f / sqrtf(sum / size + eps);
-    for (long i = 0; i < size; i++) x[i] = put(get(x[i]) * factor * (wide_weight ? ((const float *)weight)[i] : get(((const scalar *)weight)[i])));
-}
 
 // Dimension i turns together with i + half.
 static void turn(scalar *x, const float *cos, const float *sin, long half) {
@@ -45,7 +39,7 @@ static void rotate_token(const arguments *a, long token) {
         const long at = head * head_dim;
         if (a->norm) {
             const void *weight = a->wide_norm ? (const void *)((const float *)a->norm + at) : (const void *)((const scalar *)a->norm + at);
-            normalise_head(rows + at, weight, a->wide_norm, a->eps, head_dim);
+            normalise(rows + at, weight, a->wide_norm, a->eps, rows + at, head_dim);
         }
         turn(rows + at, a->cos + token * half, a->sin + token * half, half);
     }
