@@ -14,6 +14,7 @@ from edge_router.batches.routes import BatchRoutes, is_for_batches
 from edge_router.deployments import deployment_api
 from edge_router.discovery import router_place
 from edge_router.durable import PATH, StreamRoutes
+from edge_router.model_lists import ModelLists, asks_for_models
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.request import FUNCTIONS
@@ -42,6 +43,7 @@ class RouterApp(Starlette):
         self.edge = router
         self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle)
         self.batches = BatchRoutes(proxy, router.batches)
+        self.model_lists = ModelLists(proxy)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         self.responses = ResponsesApp(
             proxy, access, int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
@@ -73,6 +75,8 @@ class RouterApp(Starlette):
             app = self.batches
         elif "/ai/finetunes" in path and is_about_finetunes(path):
             app = self.finetunes
+        elif "/models" in path and asks_for_models(scope["method"], path):
+            app = self.model_lists
         elif path.startswith(FORWARDED):
             app = self.edge.proxy
         elif path.startswith(PATH):

@@ -7,7 +7,6 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -236,11 +235,7 @@ class Proxy:
         headers: list[tuple[str, str]],
     ) -> None:
         proxied.answered_whole(response.use)
-        listed = self.accounting.listed(client.head, body, time.time()) if response.status == 200 else None
         self.metrics.ended(proxied.site, _outcome(response.status))
-        if listed is not None:
-            body, told = listed, ("content-length", str(len(listed)))
-            headers = [told if pair[0] == told[0] else pair for pair in headers]
         if proxied.log.meter is not None:
             proxied.log.meter.sends(len(body))
         await client.respond(response.status, headers, body)

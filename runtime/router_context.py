@@ -6,6 +6,7 @@ said to have been delivered is refused. Knows the request's headers and the part
 continued.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -110,6 +111,12 @@ def tenant_in(scope: Scope) -> Tenant:
     """Return the tenant of a request: by the router's word, by the key where it is known here, or by the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
+
+
+def may_see(scope: Scope, names: Iterable[str]) -> bool:
+    """Tell whether a model of these names is in the lists for the request's key. What goes through a router is chosen there."""
+    holder: Key | None = scope.get(HOLDER)
+    return holder is None or holder.account.may_use(*names)
 
 
 def check_model(scope: Scope, model: str) -> None:

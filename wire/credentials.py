@@ -79,8 +79,9 @@ class Account(NamedTuple):
     models: tuple[str, ...] | None = None  # patterns of what it may use; None: all
     functions: tuple[str, ...] = ("*",)  # patterns of what its keys may deploy
 
-    def may_use(self, model: str) -> bool:
-        return self.models is None or any(fnmatchcase(model, pattern) for pattern in self.models)
+    def may_use(self, *names: str) -> bool:
+        """Tell whether a model is open to the account under one of its names."""
+        return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
     def check_model(self, model: str | None) -> None:
         """Raise ApiError for a model that is not the account's to use; `model`: as the request names it, None where it names none."""

@@ -3,12 +3,17 @@
 The module refuses to know where the tokens come from.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from wire.chat import FinishReason, Usage
+from wire.errors import ApiError
+
+PER_PAGE = 50  # of a list, where the client does not say how many
+MOST_PER_PAGE = 999_999_999
 
 ResultT = TypeVar("ResultT")
 
@@ -106,3 +111,17 @@ class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
     errors: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     result_info: ResultInfo | UnsetType = UNSET  # of lists
+
+
+def page_of(listed: Sequence[ResultT], query: Mapping[str, str]) -> tuple[Sequence[ResultT], ResultInfo]:
+    """Return the part of a list that `page` and `per_page` of a query ask for. Raises ApiError."""
+    page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
+    shown = listed[(page - 1) * per_page : page * per_page]
+    return shown, ResultInfo(page, per_page, len(shown), len(listed))
+
+
+def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
+    value = query.get(name, str(default))
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
+        raise ApiError("invalid_request", f"{name} must be a whole number from 1 on", param=name)
+    return int(value)

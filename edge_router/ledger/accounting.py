@@ -1,15 +1,12 @@
-"""What a request's account has to do with it beyond its admission: which models it may use and is told of, at what price, and what it has used."""
+"""What a request's account has to do with it beyond its admission: which models it may use, at what price, and what it has used."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from edge_router.ledger.ledger import Ledger
 from edge_router.ledger.prices import PriceList
 from edge_router.quotas.daily import DailyQuotas, Reserved
-from edge_router.request import Head, ValidRequest
-from wire.credentials import Account
+from edge_router.request import ValidRequest
 from wire.errors import ApiError
 from wire.meters import Meter
 from wire.usage import ResourceUse
@@ -77,34 +74,3 @@ class Accounting:
             used, request = record.use, record.request
             cost = self.prices.cost(request.model, request.started_s, used) or 0
             self.quotas.count(request.account, request.started_s, used.prompt + used.output, cost)
-
-    def listed(self, head: Head, body: bytes, now_s: float) -> bytes | None:
-        """Return a site's list of models, or its entry of one, as this client is to see it: what its account may use, with prices. None: as it is.
-        Raises ApiError for a single model that its account may not use, as where there is none."""
-        account = None if head.holder is None else head.holder.account
-        if head.method != "GET" or not (self.prices or (account is not None and account.models is not None)):
-            return None
-        field = "data" if head.path.endswith("/v1/models") else "result" if head.path.endswith("/models/search") else ""
-        if not field and "/v1/models/" not in head.path:
-            return None
-        try:
-            fields = orjson.loads(body)
-            if not field:
-                if not _may_see(account, fields):
-                    asked = head.path.partition("/v1/models/")[2]
-                    raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
-                return orjson.dumps(self._priced(fields, now_s))
-            shown = fields[field] = [self._priced(model, now_s) for model in fields[field] if _may_see(account, model)]
-            if "first_id" in fields:  # Anthropic's
-                fields["first_id"], fields["last_id"] = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return None  # no list of ours
-        return orjson.dumps(fields)
-
-    def _priced(self, model: dict[str, Any], now_s: float) -> dict[str, Any]:
-        price = self.prices.told(str(model["id"]), now_s)
-        return model if price is None else {**model, "pricing": price}
-
-
-def _may_see(account: Account | None, model: dict[str, Any]) -> bool:
-    return account is None or account.may_use(str(model["id"]))

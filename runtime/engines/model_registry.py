@@ -36,6 +36,12 @@ class ModelRegistry:
         """Return the adapter's name behind a model's; empty: there is none."""
         return "" if name in self._names or self.resolve(name) is None else name.rpartition(SEPARATOR)[2]
 
+    def names_of(self, name: str) -> list[str]:
+        """Return all names of what one of them names: a model's own and its aliases, each with the adapter's behind it that `name` has."""
+        behind = f"{SEPARATOR}{adapter}" if (adapter := self.adapter_in(name)) else ""
+        own = self.resolve(name)
+        return [known + behind for known, of in self._names.items() if of == own]
+
     def info(self, name: str) -> ModelInfo | None:
         return self._states[name].info
 

@@ -21,7 +21,7 @@ from runtime.adapters import SEPARATOR
 from runtime.connection import header, json_response
 from runtime.generation import Generator
 from runtime.responses.openai import ChatBuilder, CompletionBuilder
-from runtime.router_context import tenant_in
+from runtime.router_context import may_see, tenant_in
 from runtime.routes.embeddings import EmbeddingEndpoint, as_openai
 from runtime.routes.endpoint import PREFIXES, Endpoint
 from sites.site import LimitsConfig
@@ -56,12 +56,13 @@ class _ModelRoutes:
 
     async def all(self, request: Request) -> Response:
         if header(request.scope, VERSION_HEADER) is not None:
-            cards = [model_card(config.name, self._models.created) for config in self._models.configs]
+            names = [config.name for config in self._models.configs if self._is_seen(request, config.name)]
+            cards = [model_card(name, self._models.created) for name in names]
             return json_response(_encoder.encode(model_page(cards)))
         owner = tenant_in(request.scope).owner
         models = [self._model(config.name) for config in self._models.configs]
         adapted = [_adapted(model, name) for model in models for name in self._adapters.names(model.id, owner)]
-        listed = ModelList((*models, *adapted))
+        listed = ModelList(tuple(model for model in (*models, *adapted) if self._is_seen(request, model.id)))
         return json_response(_encoder.encode(listed))
 
     async def one(self, request: Request) -> Response:
@@ -69,12 +70,16 @@ class _ModelRoutes:
         name = self._models.resolve(asked)
         adapter = None if name is None else self._adapters.named_in(asked, name)
         owner = tenant_in(request.scope).owner
-        if name is None or (adapter is not None and not self._adapters.has(name, adapter, owner)):
+        is_there = name is not None and (adapter is None or self._adapters.has(name, adapter, owner))
+        if name is None or not is_there or not self._is_seen(request, asked):
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         if header(request.scope, VERSION_HEADER) is not None:
             return json_response(_encoder.encode(model_card(name, self._models.created)))
         listed = self._model(name)
         return json_response(_encoder.encode(listed if adapter is None else _adapted(listed, adapter)))
+
+    def _is_seen(self, request: Request, name: str) -> bool:
+        return may_see(request.scope, self._models.names_of(name))
 
     def _model(self, name: str) -> ListedModel:
         info = self._models.info(name)

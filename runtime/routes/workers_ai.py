@@ -5,7 +5,7 @@ answer that is asked for as JSON is a document there, not its text; in a stream 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from runtime.connection import header, json_response, read_body
 from runtime.generation import Generation, Generator
 from runtime.output_processor import Delta
 from runtime.responses.blocks import BlockBuilder
-from runtime.router_context import body_limit, router_context
+from runtime.router_context import body_limit, may_see, router_context
 from runtime.routes.embeddings import EmbeddingEndpoint, as_workers_ai
 from runtime.routes.endpoint import MIB, Endpoint, parsed
 from sites.site import LimitsConfig
@@ -42,15 +42,14 @@ from wire.workers_ai import (
     Envelope,
     ModelCard,
     Property,
-    ResultInfo,
     Task,
     TextResult,
     TokenState,
+    page_of,
 )
 
 _encoder = msgspec.json.Encoder()
 _PREFIX = "/client/v4/accounts/{account_id}/ai"
-PER_PAGE = 50  # models, where the client does not say how many
 _REFUSED_OPTIONS = (b"queueRequest", b"queue_request")
 _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
@@ -176,20 +175,21 @@ class ModelCatalog:
 
     async def answer(self, request: Request) -> Response:
         query = request.query_params
-        page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
         task = query.get("task", "").lower()
         cards = [
-            card for card in self.cards(query.get("search", "")) if task in ("", card.task.name.lower(), card.task.id)
+            card
+            for card in self.cards(query.get("search", ""))
+            if task in ("", card.task.name.lower(), card.task.id)
+            and may_see(request.scope, self._models.names_of(card.id))
         ]
-        shown = tuple(cards[(page - 1) * per_page : page * per_page])
-        info = ResultInfo(page, per_page, len(shown), len(cards))
-        return json_response(_encoder.encode(Envelope(shown, result_info=info)))
+        shown, info = page_of(cards, query)
+        return json_response(_encoder.encode(Envelope(tuple(shown), result_info=info)))
 
     async def schema(self, request: Request) -> Response:
         """What a model's inputs and its result are, as JSON Schema; `?model=` names it."""
         asked = request.query_params.get("model", "")
         name = self._models.resolve(asked)
-        if name is None:
+        if name is None or not may_see(request.scope, self._models.names_of(asked)):
             raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
         info = self._models.info(name)
         inputs, result = (RunEmbeddingBody, EmbeddingResult) if info and info.pooling else (RunBody, TextResult)
@@ -229,13 +229,6 @@ async def _token(request: Request) -> Response:
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
     return json_response(_encoder.encode(Envelope(TokenState(sha256(key.encode()).hexdigest()[:32]))))
-
-
-def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
-    value = query.get(name, str(default))
-    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-        raise ApiError("invalid_request", f"{name} must be a whole number from 1 on", param=name)
-    return int(value)
 
 
 def _results(delta: Delta) -> Iterator[TextResult]:

@@ -230,42 +230,6 @@ async def test_no_spreadsheet_takes_a_models_name_for_a_formula(
         assert row["model"] == '\'=HYPERLINK("x")'
 
 
-async def test_lists_of_models_tell_prices_and_what_the_account_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    accounts = [{"name": "acme", "models": ["emb*"]}]
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch, accounts=accounts) as running:
-        fakes[0].behave = answer(
-            200, {"object": "list", "data": [{"id": "ember", "context_length": 9}, {"id": "other"}]}
-        )
-        price = {"prompt": "0.000001", "input_cache_read": "0.0000005", "completion": "0.000003", "currency": "USD"}
-        priced = {"id": "ember", "context_length": 9, "pricing": price}
-        for headers, listed in ((ACME, [priced]), (BOB, [priced, {"id": "other"}])):
-            async with running.http.get(running.url + "/v1/models", headers=headers) as response:
-                assert await response.json() == {"object": "list", "data": listed}
-        fakes[0].behave = answer(200, {"id": "ember"})
-        async with running.http.get(running.url + "/v1/models/ember", headers=ACME) as response:
-            assert await response.json() == {"id": "ember", "pricing": price}
-        fakes[0].behave = answer(200, {"id": "other"})
-        for path, status in (("/v1/models/other", 404), ("/client/v4/accounts/a/ai/v1/models/other", 404)):
-            async with running.http.get(running.url + path, headers=ACME) as response:
-                told = (await response.json())["error"]
-                assert (response.status, told["code"], "'other'" in told["message"]) == (
-                    status,
-                    "model_not_found",
-                    True,
-                )
-        async with running.http.get(running.url + "/v1/models/other", headers=BOB) as response:
-            assert await response.json() == {"id": "other"}
-        fakes[0].behave = answer(200, {"result": [{"id": "ember"}, {"id": "other"}], "success": True})
-        async with running.http.get(running.url + "/client/v4/accounts/a/ai/models/search", headers=ACME) as response:
-            assert (await response.json())["result"] == [{"id": "ember", "pricing": price}]
-        for odd in ([], {"data": 7}, {"data": [7]}, {"data": [{}]}):
-            fakes[0].behave = answer(200, odd)
-            async with running.http.get(running.url + "/v1/models", headers=ACME) as response:
-                assert await response.json() == odd
-
-
 async def test_without_a_ledger_usage_says_where_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, running.http.get(running.url + "/usage") as response:
         assert (response.status, "[ledger]" in await response.text()) == (404, True)

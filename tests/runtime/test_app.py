@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from starlette.types import Message
 
+from runtime.cli.keys import new_key
 from tests.asgi import Exchange, call
-from tests.runtime.conftest import Site
+from tests.runtime.conftest import Site, SiteMaker
 
 
 @pytest.mark.parametrize("path", ["/v1/models/@test/tiny", "/ai/v1/models/@test/tiny"])
@@ -18,6 +19,21 @@ async def test_a_models_name_may_have_slashes(site: Site, path: str) -> None:
 async def test_a_models_path_names_it(site: Site, path: str) -> None:
     answer = await call(site.app, path, {"prompt": "Once", "raw": True})
     assert answer.status == 200, answer.body
+
+
+async def test_a_key_is_told_of_the_models_of_its_account(make_site: SiteMaker) -> None:
+    made = [new_key(name, account=name) for name in ("some", "none")]
+    keys = [{"name": key.name, "key_sha256": key.key_sha256, "account": key.name} for _, key in made]
+    accounts = [{"name": "some", "models": ["@test/*"]}, {"name": "none", "models": ["x"]}]
+    async with make_site(keys=keys, accounts=accounts, door={"require_key": True}) as site:
+        for (key, _), listed, statuses in zip(made, (["tiny"], []), ([200, 200, 200], [404, 404, 400]), strict=True):
+            headers = {"authorization": f"Bearer {key}"}
+            for path, field in (("/v1/models", "data"), ("/client/v4/accounts/me/ai/models/search", "result")):
+                assert [model["id"] for model in (await call(site.app, path, **headers)).json[field]] == listed
+            cards = (await call(site.app, "/v1/models", **headers, **{"anthropic-version": "2023-06-01"})).json["data"]
+            assert [card["id"] for card in cards] == listed
+            paths = ("/v1/models/tiny", "/v1/models/@test/tiny", "/client/v4/accounts/me/ai/models/schema?model=tiny")
+            assert [(await call(site.app, path, **headers)).status for path in paths] == statuses
 
 
 async def test_a_method_is_refused_with_those_that_the_path_takes(site: Site) -> None:

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-import orjson
 import pytest
 
 from edge_router.ledger.accounting import Accounting
@@ -169,59 +168,3 @@ def test_what_functions_have_used_counts_against_their_accounts_quotas() -> None
     kept.count([record("acme", ResourceUse(10, 4, 20)), record("acme", ResourceUse(1, 0, 1), model="free")])
     use = quotas._used["acme"]
     assert (use.tokens, use.cost) == (32, 46_000)
-
-
-M, N = {"id": "m", "object": "model"}, {"id": "n"}
-PRICED = {**M, "pricing": PRICES.told("m", 0.0)}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "told"),
-    [
-        ("/v1/models", {"data": [M, N], "object": "list"}, {"data": [PRICED], "object": "list"}),
-        ("/client/v4/accounts/a/ai/models/search", {"result": [N, M]}, {"result": [PRICED]}),
-        (
-            "/v1/models",
-            {"data": [N, M], "first_id": "n", "last_id": "m"},
-            {"data": [PRICED], "first_id": "m", "last_id": "m"},
-        ),
-        ("/v1/models", {"data": [N], "first_id": "n", "last_id": "n"}, {"data": [], "first_id": None, "last_id": None}),
-        ("/v1/models/m", M, PRICED),
-        ("/v1/models", {"result": []}, None),
-        ("/v1/models", [M], None),
-        ("/v1/models", {"data": [{}]}, None),
-        ("/v1/completions", {"data": [M]}, None),
-    ],
-)
-def test_a_list_of_models_has_prices_and_what_its_account_may_use(path: str, body: Any, told: Any) -> None:
-    kept, _ = accounting()
-    head = Head("GET", path, path, [])
-    head.holder = Key("k", "", account=Account("acme", models=("m",)))
-    listed = kept.listed(head, orjson.dumps(body), 0.0)
-    assert (None if listed is None else orjson.loads(listed)) == told
-
-
-@pytest.mark.parametrize("path", ["/v1/models/@org/n", "/client/v4/accounts/a/ai/v1/models/@org/n"])
-def test_a_model_that_is_not_in_its_accounts_list_is_none_by_its_name_either(path: str) -> None:
-    for kept in (accounting()[0], accounting(prices=PriceList([], "USD"))[0]):
-        head = Head("GET", path, path, [])
-        head.holder = Key("k", "", account=Account("acme", models=("m",)))
-        with pytest.raises(ApiError, match="no model named '@org/n'") as refused:
-            kept.listed(head, orjson.dumps(N), 0.0)
-        assert (refused.value.word, refused.value.param) == ("model_not_found", "model")
-
-
-def test_a_list_is_left_as_it_is_where_nobody_has_a_say_in_it() -> None:
-    body = orjson.dumps({"data": [M, N]})
-    unpriced, _ = accounting(prices=PriceList([], "USD"))
-    for method, holder, kept, changes in (
-        ("GET", None, unpriced, False),
-        ("GET", Key("k", "", account=Account("free")), unpriced, False),
-        ("GET", Key("k", "", account=Account("acme", models=("n",))), unpriced, True),
-        ("GET", None, accounting()[0], True),
-        ("POST", None, accounting()[0], False),
-    ):
-        head = Head(method, "/ai/v1/models", "/ai/v1/models", [])
-        head.holder = holder
-        assert (kept.listed(head, body, 0.0) is not None) == changes
-    assert accounting()[0].listed(Head("GET", "/v1/models", "/v1/models", []), b"{", 0.0) is None
