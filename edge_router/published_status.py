@@ -14,6 +14,7 @@ class PublishedStatus:
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
         self.backlog_ms = 0.0
+        self.functions: frozenset[str] = frozenset()
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
         """Return whether it is newer than what was known. Answers may overtake each other; a restarted site counts from one again and has another
@@ -41,6 +42,9 @@ class PublishedStatus:
 
     def _set(self, status: SiteStatus, asked_at: float) -> None:
         self.status, self.at = status, asked_at
+        self.functions = (
+            frozenset(each.name for each in status.functions.functions) if status.functions else frozenset()
+        )
         queues_ms = [
             1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
         ]

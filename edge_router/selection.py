@@ -7,7 +7,7 @@ stand still. Sends nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from edge_router.hints import WakeHints
 from edge_router.metrics import RouterMetrics
 from edge_router.policy import BackendView, Policy, Preference, RouteRequest, may_serve
 from edge_router.proxied import ProxiedRequest, RetryBudget
-from edge_router.request import ValidRequest
+from edge_router.request import FUNCTIONS, ValidRequest
 from edge_router.session import SessionTable
 from edge_router.site_failure import SiteFailed
 from edge_router.upstream import UpstreamResponse
@@ -70,8 +70,12 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request, and have its adapter if an account has uploaded that."""
-        views = [backend.view() for backend in self.backends.values()]
+        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that."""
+        asked: Iterable[Backend] = self.backends.values()
+        if request.head.is_for_function:
+            name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
+            asked = [backend for backend in asked if name in backend.published.functions] or asked
+        views = [backend.view() for backend in asked]
         if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
             views = [view for view in views if view.name in holders]
         allowed = self._allowed(request)

@@ -1,5 +1,7 @@
 """Which site a request goes to, through a real router: sessions, models, load."""
 
+from typing import Any
+
 from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
@@ -11,6 +13,7 @@ from tests.edge_router.fakes import (
     router,
     sites,
 )
+from wire.status import FunctionsStatus, FunctionStatus
 
 
 async def test_a_session_sticks_to_its_site_survives_its_loss_and_stays_at_the_new_one() -> None:
@@ -71,6 +74,28 @@ async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
             fakes[0].behave = fakes[1].behave = answer(404, {"error": {"code": "model_not_found"}})
             async with running.chat(model="nobody-has-it") as response:
                 assert response.status == 404
+
+
+async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_else_while_that_one_is_away() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        for fake, names in zip(fakes, (["one", "both"], ["two", "both"]), strict=True):
+            served = tuple(FunctionStatus(name) for name in names)
+            fake.status_fields = {"functions": FunctionsStatus(isolation_tier=2, functions=served)}
+            fake.behave = answer(200, {"site": fake.name})
+        async with router(fakes) as running:
+
+            async def ask(name: str) -> tuple[int, dict[str, Any]]:
+                async with running.http.get(f"{running.url}/fn/{name}/path") as response:
+                    return response.status, await response.json()
+
+            for name, site in (("one", "ams1"), ("two", "iad1")) * 3:
+                assert await ask(name) == (200, {"site": site})
+            assert (await ask("both"))[0] == (await ask("nobody-says-so"))[0] == 200
+            await fakes[1].stop()
+            await running.until_states(iad1="unhealthy")
+            assert await ask("both") == (200, {"site": "ams1"})
+            status, told = await ask("two")
+            assert (status, "iad1: cannot connect" in told["error"]["message"]) == (503, True)
 
 
 async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
