@@ -20,12 +20,14 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
+from edge_router.function_homes import home_of, with_callers
 from edge_router.routes import limited_body
 from edge_router.site_clocks import SiteClocks
 from sites.config import ConfigError
@@ -52,6 +54,7 @@ from wire.deployments import (
 )
 from wire.errors import ApiError, message_of
 from wire.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, hop_is_genuine, sign_hop
+from wire.status import FunctionsStatus
 
 STATE_DIR_ENV = "PILOTLIGHT_ROUTER_STATE"
 MAX_BODY = 64 << 10
@@ -146,7 +149,7 @@ class Deployments:
 
     def change(self, deployment: Deployment) -> None:
         """There is no await between the look at the revision and this."""
-        changed = {**self.known, deployment.name: deployment}
+        changed = with_callers({**self.known, deployment.name: deployment})
         durable.write(self._path, encode(list(changed.values())))
         self.known = changed
 
@@ -169,7 +172,7 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
     used = {share.number for share in shares}
     versions = [version for version in versions if version.number in used] + versions[-MAX_VERSIONS:]
     kept = sorted({version.number: version for version in [*versions, new]}.values(), key=lambda v: v.number)
-    return Deployment(deployment.name, deployment.revision + 1, tuple(kept), tuple(shares), deployment.account)
+    return replace(deployment, revision=deployment.revision + 1, versions=tuple(kept), shares=tuple(shares))
 
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
@@ -179,8 +182,7 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
         raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
-    shares = (Share(number, 100.0),)
-    return Deployment(deployment.name, deployment.revision + 1, deployment.versions, shares, deployment.account)
+    return replace(deployment, revision=deployment.revision + 1, shares=(Share(number, 100.0),))
 
 
 def _before(deployment: Deployment) -> int:
@@ -250,9 +252,13 @@ class DeploymentApi:
         number = max((version.number for version in deployment.versions), default=0) + 1
         stable = max(deployment.shares, key=lambda share: share.percent, default=None)
         replaced = 0 if stable is None else stable.number
-        version = Version(number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced)
-        await self._try_everywhere(name, version)
-        changed = with_version(self._deployments.expected(name, new.expected_revision, author), version, new.percent)
+        version = Version(
+            number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
+        )
+        home = home_of(deployment, new, self._deployments.known, [site.name for site in self._sites()])
+        await self._try_everywhere(replace(deployment, home=home), version)
+        before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
+        changed = with_version(before, version, new.percent)
         self._deployments.change(changed)
         self._forget_bundles()
         return await self._served_everywhere(changed, 201)
@@ -278,7 +284,9 @@ class DeploymentApi:
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over what a function prints at the sites that can be asked now. Raises ApiError."""
-        return self._lines(_named(name), [each for each in self._backends.values() if _serves_functions(each)])
+        home = "" if (deployment := self._deployments.known.get(name)) is None else deployment.home
+        healthy = [backend for backend in self._backends.values() if _functions_of(backend) is not None]
+        return self._lines(_named(name), [backend for backend in healthy if home in ("", backend.name)])
 
     async def _lines(self, name: str, sites: list[Backend]) -> AsyncGenerator[bytes, None]:
         queue: asyncio.Queue[bytes] = asyncio.Queue(100)
@@ -308,9 +316,16 @@ class DeploymentApi:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _try_everywhere(self, name: str, version: Version) -> None:
-        """Raises ApiError unless every site that can be asked has started it and found it healthy."""
-        results = await self._ask_sites(TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+    async def _try_everywhere(self, deployment: Deployment, version: Version) -> None:
+        """Raises ApiError unless every site that can be asked, of those where it runs, has started it and found it healthy."""
+        name, home = deployment.name, deployment.home
+        results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+        if not results and home:
+            sentence = (
+                f"{name} runs at {home} alone, where its data lies, and that site is not healthy or takes no deployed functions; "
+                "--home names another one, where it begins without its data"
+            )
+            raise ApiError("no_site_available", sentence)
         if not results:
             sentence = "no healthy site of this network takes deployed functions; functions.deployments in a site's file names the router"
             raise ApiError("no_site_available", sentence)
@@ -320,27 +335,32 @@ class DeploymentApi:
                 raise ApiError("unhealthy_version", sentence)
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
-        results = await self._ask_sites(SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
+        told = encode(Serve(changed.name, changed.revision))
+        results = await self._ask_sites(changed.home, SERVE_PATH, told, SERVE_TIMEOUT_S)
         unconfirmed = {site: tried.detail for site, tried in results.items() if not tried.healthy}
-        fields = (changed.name, changed.revision, changed.versions, changed.shares, changed.account)
-        return Response(encode(Changed(*fields, unconfirmed)), status, media_type=JSON)
+        fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
+        return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
 
-    async def _ask_sites(self, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
+    def _sites(self, home: str = "") -> list[Backend]:
+        """Return the healthy sites that take deployed functions; with `home`, that one alone."""
+        taking = [
+            site for site in self._backends.values() if (has := _functions_of(site)) is not None and has.takes_deployed
+        ]
+        return [site for site in taking if home in ("", site.name)]
+
+    async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
         """What each healthy site that takes deployed functions says, by its name."""
-        sites = [backend for backend in self._backends.values() if _serves_functions(backend)]
+        sites = self._sites(home)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
-        return {site.name: tried for site, tried in zip(sites, results, strict=True) if tried is not None}
+        return {site.name: tried for site, tried in zip(sites, results, strict=True)}
 
-    async def _ask_site(self, session: aiohttp.ClientSession, site: Backend, path: str, body: bytes) -> Tried | None:
-        """None: that site takes no deployed functions."""
+    async def _ask_site(self, session: aiohttp.ClientSession, site: Backend, path: str, body: bytes) -> Tried:
         try:
             headers = self._guard.signed("POST", path, site.name, body)
             async with session.post(site.url + path, data=body, headers=headers) as answer:
                 data = await answer.read()
-                if answer.status == 404:
-                    return None
                 if answer.status != 200:
                     return Tried(False, f"the site refused it: {message_of(data)}")
                 return msgspec.json.decode(data, type=Tried)
@@ -381,5 +401,6 @@ def _named(name: str) -> str:
         ) from None
 
 
-def _serves_functions(backend: Backend) -> bool:
-    return backend.state == "healthy" and backend.status is not None and backend.status.functions is not None
+def _functions_of(backend: Backend) -> FunctionsStatus | None:
+    """Return what a healthy site says of its functions; None: it has none, or is not well."""
+    return backend.status.functions if backend.state == "healthy" and backend.status is not None else None

@@ -42,9 +42,10 @@ class PublishedStatus:
 
     def _set(self, status: SiteStatus, asked_at: float) -> None:
         self.status, self.at = status, asked_at
-        self.functions = (
-            frozenset(each.name for each in status.functions.functions) if status.functions else frozenset()
-        )
+        served = status.functions.functions if status.functions is not None else ()
+        self.functions = frozenset(
+            each.name.partition("@")[0] for each in served
+        )  # without a deployed version's digest
         queues_ms = [
             1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
         ]

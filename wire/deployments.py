@@ -28,6 +28,7 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: str | None = None  # an [env.NAME] of the manifest
     health_path: str = "/"
     replaced: int | None = None  # whose traffic it took; 0: nobody's; None: that was not written down
+    services: tuple[Name, ...] = ()  # other functions that it calls
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +44,16 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: tuple[Version, ...] = ()
     shares: tuple[Share, ...] = ()
     account: str = ""  # whose it is, for good: whoever deployed it first; empty: the network's own
+    home: str = ""  # the site where it runs alone, for its data lies there; empty: it runs everywhere
+
+    @property
+    def services(self) -> set[str]:
+        """Return what its versions that have traffic call."""
+        live = {share.number for share in self.shares}
+        return {name for version in self.versions if version.number in live for name in version.services}
+
+    def runs_at(self, site: str) -> bool:
+        return self.home in ("", site)
 
     def version(self, number: int) -> Version | None:
         return next((version for version in self.versions if version.number == number), None)
@@ -72,6 +83,11 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: Annotated[str, Meta(max_length=500)] = ""
     environment: Annotated[str, Meta(max_length=100)] | None = None
     health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
+    keeps_data: bool = False  # so it is to run at one site alone
+    services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
+    home: Annotated[str, Meta(max_length=100)] | None = (
+        None  # that site; empty: it is to run everywhere; None: as before
+    )
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -75,6 +75,7 @@ class FunctionsStatus(msgspec.Struct, frozen=True):
     isolation_tier: int  # that was reached; 0: functions are not served
     why_not_more: str = ""
     functions: tuple[FunctionStatus, ...] = ()
+    takes_deployed: bool = False  # it serves what is deployed at a router, too
 
 
 class LenderStatus(msgspec.Struct, frozen=True):

@@ -325,12 +325,21 @@ def deploy(
     ] = 100.0,
     message: Annotated[str, typer.Option("--message", "-m", help="Kept beside the version.")] = "",
     health: Annotated[str, typer.Option(help="Asked before the version takes traffic; below 500 is healthy.")] = "/",
+    home: Annotated[
+        str | None,
+        typer.Option(help="The site where a function that keeps data runs alone. Moving it leaves the data."),
+    ] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Run at every site, each with data of its own.")
+    ] = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Make a folder's function a version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
     from runtime.functions.cli.deploy import deploy as run
 
-    run(Api(url), directory, env, percent, message, health)
+    if home is not None and everywhere:
+        raise CliError("--home names the one site where it runs, --everywhere has it run at all of them: choose.")
+    run(Api(url), directory, env, percent, message, health, "" if everywhere else home)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

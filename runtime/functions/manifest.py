@@ -30,6 +30,10 @@ DEV_VARS = ".dev.vars"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
+# What is kept on the site's disk. A rate limit is each site's own on the platform, too, and secrets are put where they are wanted.
+_KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
+
+
 class ManifestError(ConfigError):
     """The folder is no function; the message says which file, where, and what to change."""
 
@@ -58,6 +62,17 @@ class Manifest:
     model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
     ignored: tuple[str, ...] = ()  # keys without an effect here
     has_egress: bool = True  # a dynamic worker may be cut off from the world
+
+    @property
+    def keeps_data(self) -> bool:
+        """Tell whether two sites that served it would have different data, or both do what is to be done once."""
+        return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
+
+    @property
+    def services(self) -> list[str]:
+        """Return the other functions that it calls, or has objects of."""
+        named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
+        return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
 
 
 class ManifestAssets(NamedTuple):

@@ -84,7 +84,7 @@ class ServedFunctions:
             if self.config.deployments is not None:
                 secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
-                self.deployed = DeployedFunctions(self.config.deployments, kept, self, taken, secret, token)
+                self.deployed = DeployedFunctions(self.config.deployments, kept, self, self._site, taken, secret, token)
                 stack.push_async_exit(self.deployed)
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)

@@ -81,7 +81,8 @@ class FunctionsService:
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
         states = tuple(_state(name, pool) for name, pool in sorted(pools.items()))
-        return FunctionsStatus(isolation.tier, isolation.why_not_more, states)
+        takes_deployed = self.served.config.deployments is not None
+        return FunctionsStatus(isolation.tier, isolation.why_not_more, states, takes_deployed)
 
 
 def _state(name: str, pool: FunctionPool) -> FunctionStatus:

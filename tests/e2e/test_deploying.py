@@ -1,4 +1,4 @@
-"""Deploying across processes: the command line, a router and a site, each of its own, over signed hops; and a router that is killed."""
+"""Deploying across processes: the command line, a router and two sites, each of its own, over signed hops; and a router that is killed."""
 
 import os
 import signal
@@ -15,17 +15,23 @@ import pytest
 from load_tests.local_network import free_ports
 from tests.e2e.one_site import NETWORK, PLACE
 
-SITE = """
-name = "ams1"
+FURTHER = """
+[[sites]]
+name = "iad1"
+url = "http://127.0.0.1:{further}"
 {place}
-listen = {{ port = {site}, require_hop = true }}
+"""
+SITE = """
+name = "{name}"
+{place}
+listen = {{ port = {port}, require_hop = true }}
 engine = {{ standby = false, weights_host_gib = 0.0 }}
 [[models]]
 name = "ember"
 source = "embedded:ember"
 [functions]
 deployments = "http://127.0.0.1:{router}"
-state_dir = "{folder}/state"
+state_dir = "{folder}/{name}"
 """
 ENTRY = """
 from workers import DurableObject, Response, WorkerEntrypoint
@@ -55,11 +61,11 @@ class_name = "Counter"
 
 
 class Processes:
-    """A site and its router; either may be killed and started again."""
+    """Two sites and their router; each may be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = dict(zip(("site", "router"), free_ports(2), strict=True))
+        self.ports = dict(zip(("site", "further", "router"), free_ports(3), strict=True))
         self.url = f"http://127.0.0.1:{self.ports['router']}"
         self.env = {
             **os.environ,
@@ -69,12 +75,13 @@ class Processes:
             "PILOTLIGHT_URL": self.url,
         }
         names: dict[str, Any] = {**self.ports, "place": PLACE, "folder": folder}
-        (folder / "site.toml").write_text(SITE.format(**names))
-        (folder / "network.toml").write_text(NETWORK.format(**names))
+        for role, name in (("site", "ams1"), ("further", "iad1")):
+            (folder / f"{role}.toml").write_text(SITE.format(**names, name=name, port=self.ports[role]))
+        (folder / "network.toml").write_text((NETWORK + FURTHER).format(**names))
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: str) -> None:
-        module, file = {"site": ("runtime", "site.toml"), "router": ("edge_router.serve", "network.toml")}[role]
+        module, file = ("edge_router.serve", "network.toml") if role == "router" else ("runtime", f"{role}.toml")
         log = (self.folder / f"{role}.log").open("ab")
         command = [sys.executable, "-m", module, str(self.folder / file)]
         self.running[role] = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
@@ -82,9 +89,10 @@ class Processes:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz").status_code == 200
+            sites = httpx.get(f"{self.url}/status").json()["sites"]
         except httpx.TransportError:
             return False
+        return all(site["state"] == "healthy" for site in sites)
 
     def kill(self, role: str) -> None:
         process = self.running.pop(role)
@@ -101,22 +109,24 @@ class Processes:
         command = [sys.executable, "-m", "runtime.cli.app", *arguments]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
 
-    def deploy(self, version: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def deploy(self, version: str, *options: str, manifest: str = MANIFEST) -> subprocess.CompletedProcess[str]:
         folder = self.folder / "greeter"
         folder.mkdir(exist_ok=True)
         (folder / "entry.py").write_text(ENTRY.replace("VERSION", version))
-        (folder / "wrangler.toml").write_text(MANIFEST)
+        (folder / "wrangler.toml").write_text(manifest)
         return self.command("deploy", str(folder), *options)
 
-    def ask(self, path: str = "", session: str = "") -> str:
+    def ask(self, path: str = "", session: str = "", prefer: str = "", name: str = "greeter") -> str:
         headers = {"x-session-affinity": session} if session else {}
-        return httpx.get(f"{self.url}/fn/greeter{path}", headers=headers, timeout=30).text
+        if prefer:
+            headers["prefer"] = f"site={prefer}"
+        return httpx.get(f"{self.url}/fn/{name}{path}", headers=headers, timeout=30).text
 
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     made = Processes(tmp_path_factory.mktemp("deploying"))
-    for role in ("site", "router"):
+    for role in ("site", "further", "router"):
         made.start(role)
     try:
         until(made.is_ready, "the network is ready", 90)
@@ -133,7 +143,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> No
 
 
 def test_a_function_lives_through_its_versions_and_its_routers_death(processes: Processes) -> None:
-    assert processes.deploy("one").returncode == 0
+    assert "greeter: runs at ams1 alone, where its data lies" in processes.deploy("one").stdout
     assert processes.ask() == "one"  # at once
     assert [processes.ask("/count") for _ in range(2)] == ["one 1", "one 2"]
 
@@ -157,6 +167,24 @@ def test_a_function_lives_through_its_versions_and_its_routers_death(processes: 
     assert "--health ready is no path" in processes.deploy("one", "--health", "ready").stderr
     assert processes.command("rollback", "greeter").returncode == 0
     assert {processes.ask("", session) for session in answers} == {"one"}
+
+
+def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(processes: Processes) -> None:
+    plain = MANIFEST.partition("[[")[0].replace("greeter", "plain")
+    assert "alone" not in processes.deploy("plain", manifest=plain).stdout
+    for place in ("ams1", "iad1"):
+        assert processes.ask(prefer=place, name="plain") == "plain"
+    assert processes.deploy("kept").returncode == 0
+    before = int(processes.ask("/count", prefer="ams1").split()[1])
+    assert [processes.ask("/count", prefer=place) for place in ("iad1", "ams1", "iad1")] == [
+        f"kept {before + more}" for more in (1, 2, 3)
+    ]
+    processes.kill("site")
+    until(lambda: "cannot connect" in processes.ask("/count"), "its home is known to be away")
+    assert processes.ask(name="plain") == "plain"
+    processes.start("site")
+    until(lambda: processes.ask("/count") == f"kept {before + 4}", "it goes on where it was", 90)
+    until(processes.is_ready, "its home is known to be back")
 
 
 def test_what_it_prints_is_followed_from_afar(processes: Processes) -> None:

@@ -78,7 +78,7 @@ async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
 
 async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_else_while_that_one_is_away() -> None:
     async with sites("ams1", "iad1") as fakes:
-        for fake, names in zip(fakes, (["one", "both"], ["two", "both"]), strict=True):
+        for fake, names in zip(fakes, (["one", "both@0123456789abcdef"], ["two", "both"]), strict=True):
             served = tuple(FunctionStatus(name) for name in names)
             fake.status_fields = {"functions": FunctionsStatus(isolation_tier=2, functions=served)}
             fake.behave = answer(200, {"site": fake.name})

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from wire.deployments import (
 )
 from wire.errors import ApiError
 from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
+from wire.status import FunctionsStatus
 
 TOKEN = {"authorization": "Bearer token"}
 
@@ -106,7 +108,7 @@ class FakeSite:
         self.gate = asyncio.Event()
         self.gate.set()
         self.state, self.name, self.url = "healthy", "ams1", ""
-        self.status = SimpleNamespace(functions=object())
+        self.status = SimpleNamespace(functions=FunctionsStatus(2, takes_deployed=True))
 
     async def handle(self, request: web.Request) -> web.Response:
         assert request.headers[HOP]
@@ -122,9 +124,10 @@ class FakeSite:
         return web.json_response(self.serving)
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeSite]:
+@asynccontextmanager
+async def site_of(name: str) -> AsyncIterator[FakeSite]:
     site = FakeSite()
+    site.name = name
     app = web.Application()
     app.router.add_post(TRY_PATH, site.handle)
     app.router.add_post(SERVE_PATH, site.serve)
@@ -139,6 +142,12 @@ async def fake() -> AsyncIterator[FakeSite]:
     await runner.cleanup()
 
 
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeSite]:
+    async with site_of("ams1") as site:
+        yield site
+
+
 def known(name: str, *scopes: str, account: Account | None = None) -> Key:
     return Key(name, hashlib.sha256(name.encode()).hexdigest(), frozenset(scopes), account or Account(name))
 
@@ -149,9 +158,11 @@ def router_app(
     token: str = "token",
     keys: Sequence[Key] = (),
     clocks: SiteClocks | None = None,
+    further: Sequence[FakeSite] = (),
 ) -> Starlette:
-    guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1"]))
-    api = DeploymentApi({"ams1": fake}, guard, tmp_path / "router")  # type: ignore[dict-item]
+    guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
+    sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
+    api = DeploymentApi(sites, guard, tmp_path / "router")
     return Starlette(routes=api.routes(), exception_handlers=FAILURES)
 
 
@@ -258,6 +269,53 @@ async def test_an_unhealthy_version_takes_no_traffic(app: Starlette, fake: FakeS
     assert json.loads((await call(app, PATH, **TOKEN)).body) == []
     fake.state = "unhealthy"
     assert (await deployed(app, data, 0)).status == 503
+
+
+async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls_it(
+    fake: FakeSite, tmp_path: Path
+) -> None:
+    async with site_of("iad1") as second, site_of("sin1") as plain:
+        plain.status.functions = FunctionsStatus(2)  # which asks no router
+        app = router_app(fake, tmp_path, further=(second, plain))
+        await put(app, data := bundle(tmp_path))
+
+        async def revision(name: str) -> int:
+            found: int = (await call(app, f"{PATH}/{name}", **TOKEN)).json["revision"]
+            return found
+
+        async def deploy(name: str, **further: Any) -> tuple[str, list[str]]:
+            """Return the home, or what is wrong, and where the version was tried."""
+            for site in (fake, second, plain):
+                site.tried.clear()
+            answer = await deployed(app, data, await revision(name), name=name, **further)
+            told = answer.json["home"] if answer.status == 201 else answer.json["error"]["message"]
+            return told, [site.name for site in (fake, second, plain) if site.tried]
+
+        async def homes() -> dict[str, str]:
+            known = decode_deployments((await call(app, PATH, **TOKEN)).body)
+            return {name: deployment.home for name, deployment in known.items()}
+
+        assert await deploy("front", services=["notes"]) == ("", ["ams1", "iad1"])
+        assert await deploy("outer", services=["front"]) == ("", ["ams1", "iad1"])
+        assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
+        assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
+        assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "where most data lies"
+        assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "it stays"
+        assert await deploy("notes") == ("iad1", ["iad1"]), "older versions have their data there"
+        told = "own calls notes, which runs at iad1 alone, where its data lies: deploy with --home iad1"
+        assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
+        for name in ("sin1", "nowhere"):
+            told = f"{name!r} is no site that takes deployed functions; there is: ams1, iad1"
+            assert await deploy("own", home=name) == (told, [])
+        assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
+        second.state = "unhealthy"
+        told, tried = await deploy("notes", keeps_data=True)
+        assert told.startswith("notes runs at iad1 alone, where its data lies, and that site is not healthy")
+        assert tried == []
+        assert await deploy("notes", keeps_data=True, home="ams1") == ("ams1", ["ams1"])
+        body = json.dumps({"expected_revision": await revision("notes")}).encode()
+        answer = await call(app, f"{PATH}/notes/rollback", method="POST", body=body, **TOKEN)
+        assert (answer.status, answer.json["home"]) == (200, "ams1"), "data is the function's, and not the version's"
 
 
 async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:

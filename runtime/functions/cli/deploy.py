@@ -19,7 +19,10 @@ from wire.deployments import PATH
 from wire.headers import DEPLOY_TOKEN_ENV
 
 
-def deploy(api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str) -> None:
+def deploy(
+    api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
+) -> None:
+    """`home`: the site where it is to run alone; empty: everywhere; None: as before, and at first as its bindings want."""
     if not health.startswith("/"):
         raise CliError(f"--health {health} is no path: it begins with /.")
     manifest = load_manifest(directory, environment)
@@ -29,7 +32,8 @@ def deploy(api: Api, directory: Path, environment: str | None, percent: float, m
         raise CliError(f"{directory}: {error}") from None
     digest = digest_of(data)
     before = _of(api, manifest.name)
-    if (again := _served_now(before, digest, environment)) is not None and again["percent"] == percent:
+    again = _served_now(before, digest, environment)
+    if again is not None and again["percent"] == percent and home in (None, before.get("home", "")):
         print(f"{manifest.name}: this is version {again['number']} already, with {percent:g} % of the traffic")
         return
     print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
@@ -41,6 +45,9 @@ def deploy(api: Api, directory: Path, environment: str | None, percent: float, m
         "message": message,
         "environment": environment,
         "health_path": health,
+        "keeps_data": manifest.keeps_data,
+        "services": manifest.services,
+        "home": home,
     }
     after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
     for line in _shares(after):
@@ -97,8 +104,10 @@ def _served_now(deployment: dict[str, Any], digest: str, environment: str | None
 
 def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
-    shares = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
-    return shares + [
+    lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
+    if home := deployment.get("home", ""):
+        lines.append(f"{name}: runs at {home} alone, where its data lies")
+    return lines + [
         f"{name}: not known to be served at {site} yet: {why}"
         for site, why in deployment.get("unconfirmed", {}).items()
     ]

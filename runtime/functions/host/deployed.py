@@ -51,12 +51,21 @@ class DeployedFunctions:
     """Use as `async with`."""
 
     def __init__(
-        self, router: str, directory: Path, serving: FunctionRegistry, taken: frozenset[str], secret: str, token: str
+        self,
+        router: str,
+        directory: Path,
+        serving: FunctionRegistry,
+        site: str,
+        taken: frozenset[str],
+        secret: str,
+        token: str,
     ) -> None:
-        """`taken`: names that the site file serves itself. The network's secret signs what the router is asked, else the deploy token."""
+        """`site`: this one's name. `taken`: names that the site file serves itself. The network's secret signs what the router is asked, else the
+        deploy token."""
         self._router = RouterClient(router.rstrip("/"), secret or token)
         self._directory = directory
         self._serving = serving
+        self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
@@ -86,6 +95,8 @@ class DeployedFunctions:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
                 await self._ask()
         deployment = self._known.get(name)
+        if deployment is not None and not deployment.runs_at(self._site):
+            raise _elsewhere(deployment)
         version = deployment.chosen(key) if deployment is not None else None
         if version is None:
             return None
@@ -124,6 +135,8 @@ class DeployedFunctions:
         deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
             return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
+        if not deployment.runs_at(self._site):
+            return Tried(False, _elsewhere(deployment).message)
         try:
             for share in deployment.shares:
                 if (version := deployment.version(share.number)) is not None:
@@ -243,7 +256,7 @@ class DeployedFunctions:
         """Serve what has traffic, stop what has none, and remove what no version names."""
         wanted: set[str] = set()
         for deployment in list(self._known.values()):
-            if deployment.name in self._taken:
+            if deployment.name in self._taken or not deployment.runs_at(self._site):
                 continue
             live = None
             for share in sorted(deployment.shares, key=lambda share: share.percent):
@@ -322,6 +335,11 @@ class RouterClient:
 def pool_name(name: str, version: Version) -> str:
     environment = f".{version.environment}" if version.environment else ""
     return f"{name}@{version.digest[:16]}{environment}"
+
+
+def _elsewhere(deployment: Deployment) -> Failure:
+    sentence = f"the function {deployment.name} runs at the site {deployment.home} alone, where its data lies"
+    return Failure(sentence, code="not_found", status=404)
 
 
 def _unpacked(data: bytes, folder: Path) -> None:

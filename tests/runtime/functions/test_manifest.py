@@ -106,6 +106,33 @@ def test_an_environment_inherits_main_and_not_bindings(folder: Path) -> None:
         load_manifest(folder, "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("tables", "keeps_data", "services"),
+    [
+        ("", False, []),
+        ('[ai]\nbinding = "AI"\n[vars]\nA = "1"', False, []),
+        ('[[ratelimits]]\nname = "L"\nnamespace_id = "1"\nsimple = { limit = 1, period = 60 }', False, []),
+        ('[[kv_namespaces]]\nbinding = "KV"', True, []),
+        ('[[r2_buckets]]\nbinding = "FILES"\nbucket_name = "b"', True, []),
+        ('[[queues.consumers]]\nqueue = "jobs"', True, []),
+        ('[triggers]\ncrons = ["* * * * *"]', True, []),
+        ('[[workflows]]\nbinding = "W"\nname = "w"\nclass_name = "W"', True, []),
+        (
+            '[[services]]\nbinding = "A"\nservice = "other"\n[[services]]\nbinding = "B"\nservice = "@org/model"\n'
+            '[[services]]\nbinding = "C"\nservice = "shop"',
+            False,
+            ["other"],
+        ),
+        ('[[durable_objects.bindings]]\nname = "R"\nclass_name = "R"\nscript_name = "rooms"', True, ["rooms"]),
+    ],
+)
+def test_what_a_function_keeps_and_whom_it_calls_is_known(
+    folder: Path, tables: str, keeps_data: bool, services: list[str]
+) -> None:
+    manifest = load_manifest(write(folder, f'name = "shop"\nmain = "src/entry.py"\n{tables}'))
+    assert (manifest.keeps_data, manifest.services) == (keeps_data, services)
+
+
 def test_jsonc_takes_comments_and_trailing_commas(folder: Path) -> None:
     text = """{
         // the name

@@ -44,9 +44,12 @@ class Router:
     async def close(self) -> None:
         self.asked.append("closed")
 
-    def deploy(self, name: str, *shares: tuple[Version, float], revision: int = 1, account: str = "") -> None:
+    def deploy(
+        self, name: str, *shares: tuple[Version, float], revision: int = 1, account: str = "", home: str = ""
+    ) -> None:
         versions = tuple(version for version, _ in shares)
-        told = Deployment(name, revision, versions, tuple(Share(v.number, percent) for v, percent in shares), account)
+        parts = tuple(Share(v.number, percent) for v, percent in shares)
+        told = Deployment(name, revision, versions, parts, account, home)
         self.deployments = [*(each for each in self.deployments if each.name != name), told]
 
 
@@ -100,7 +103,7 @@ class Site:
 
     def new(self) -> DeployedFunctions:
         serving: Any = self.functions
-        return DeployedFunctions("http://router/", self.folder, serving, frozenset({"taken"}), "", "")
+        return DeployedFunctions("http://router/", self.folder, serving, "ams1", frozenset({"taken"}), "", "")
 
     def version(self, number: int, name: str = "f", **more: Any) -> Version:
         folder = self._made / f"{name}{number}"
@@ -119,6 +122,22 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         await eventually(lambda: made.router.asked == [PATH])  # at once
         yield made
     assert made.router.asked[-1] == "closed"
+
+
+async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_longer_once_it_moves(site: Site) -> None:
+    version = site.version(1)
+    pool = pool_name("f", version)
+    for home, revision, is_here in (("ams1", 1, True), ("iad1", 2, False), ("", 3, True)):
+        site.router.deploy("f", (version, 100.0), revision=revision, home=home)
+        served = await site.deployed.served("f", revision)
+        assert (served.healthy, list(site.functions.pools)) == (is_here, [pool] if is_here else [])
+        if is_here:
+            assert await site.deployed.pool_of("f", "key") == pool
+            continue
+        assert served.detail == "the function f runs at the site iad1 alone, where its data lies"
+        with pytest.raises(Failure, match="runs at the site iad1 alone") as refused:
+            await site.deployed.pool_of("f", "key")
+        assert (refused.value.code, refused.value.status) == ("not_found", 404)
 
 
 async def test_a_name_that_nobody_knows_is_asked_for_now_and_then_and_one_of_the_site_file_never(site: Site) -> None:

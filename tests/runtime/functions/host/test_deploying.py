@@ -30,6 +30,7 @@ from wire.deployments import Tried
 from wire.headers import DEPLOY_TOKEN_ENV
 from wire.http.listen import bind
 from wire.http.server import Server
+from wire.status import FunctionsStatus
 
 ENTRY = """
 from workers import Response, WorkerEntrypoint
@@ -64,7 +65,7 @@ class Network:
         (self.folder / "wrangler.toml").write_text(manifest)
 
     async def deploy(self, percent: float = 100.0) -> None:
-        await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/")
+        await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/", None)
 
     async def ask(self, session: str = "", name: str = "greeter") -> Any:
         headers = {"x-session-affinity": session} if session else {}
@@ -85,7 +86,12 @@ async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.Mo
 
 @asynccontextmanager
 async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIterator[None]:
-    backend = SimpleNamespace(name="ams1", url=site.url, state="healthy", status=SimpleNamespace(functions=object()))
+    backend = SimpleNamespace(
+        name="ams1",
+        url=site.url,
+        state="healthy",
+        status=SimpleNamespace(functions=FunctionsStatus(2, takes_deployed=True)),
+    )
     routes = DeploymentApi(
         {"ams1": backend},  # type: ignore[dict-item]
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
@@ -133,7 +139,7 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
     monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
     await network.deploy()
     assert (
-        "greeter: version 1 has 100 %\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        "greeter: runs at ams1 alone, where its data lies\ngreeter: not known to be served at ams1 yet: it is busy\n"
         in capsys.readouterr().out
     )
 
