@@ -16,6 +16,7 @@ from engine.embedded.ember.corpus.conversation import (
     Message,
     Split,
     assistant,
+    barred,
     system,
     user,
 )
@@ -192,26 +193,10 @@ def _schema(field: Field) -> dict[str, Any]:
     return {"type": field.json_type, "enum": list(field.choices)} if field.choices else {"type": field.json_type}
 
 
-PLAIN_CLAUSES = Lists(
-    (
-        "The {k} is {v}.",
-        "{k}: {v}.",
-        "Its {k} is {v}.",
-        "{k} is {v}.",
-        "We set the {k} to {v}.",
-        "{v} is the {k}.",
-        "{k} = {v}.",
-        "As {k} we chose {v}.",
-        "Use {v} for {k}.",
-        "{v} goes into {k}.",
-        "The value of {k} was {v}.",
-        "They gave {v} for the {k}.",
-        "In {k} there is {v}.",
-        "Put {v} under {k}.",
-        "With {k} we mean {v}.",
-        "{k} should be {v}.",
-        "{v} was entered as {k}.",
-        "You see {v} at {k}.",
-    ),
-    ("For {k} we have {v}.", "It has {v} as its {k}."),
+PLAIN_CLAUSES = barred(
+    "The {k} is {v}.|{k}: {v}.|Its {k} is {v}.|{k} is {v}.|We set the {k} to {v}.|{v} is the {k}.|{k} = {v}."
+    "|As {k} we chose {v}.|Use {v} for {k}.|{v} goes into {k}.|The value of {k} was {v}.|They gave {v} for the {k}."
+    "|In {k} there is {v}.|Put {v} under {k}.|With {k} we mean {v}.|{k} should be {v}.|{v} was entered as {k}."
+    "|You see {v} at {k}.",
+    "For {k} we have {v}.|It has {v} as its {k}.",
 )

@@ -8,92 +8,24 @@ import re
 from collections.abc import Mapping
 
 from engine.embedded.ember.corpus import words
-from engine.embedded.ember.corpus.conversation import Lists, Split
+from engine.embedded.ember.corpus.conversation import Split, barred
 
-BEFORE = Lists(
-    (
-        "Hi, ",
-        "Hello! ",
-        "Hey, ",
-        "Please tell me: ",
-        "Quick question: ",
-        "Ember, ",
-        "Okay, ",
-        "I wonder: ",
-        "So, ",
-        "Now, ",
-        "Hi Ember! ",
-        "Next question: ",
-        "Please, ",
-        "Hey there, ",
-        "Good morning! ",
-        "One more thing: ",
-        "And ",
-        "Well, ",
-        "Sorry, ",
-        "Another one: ",
-        "Hello, ",
-        "Thanks. ",
-        "Great. ",
-        "Alright, ",
-        "Let me ask: ",
-        "Let me ask something: ",
-        "May I ask you: ",
-        "Excuse the question: ",
-        "Sorry to ask you, ",
-        "Good evening, ",
-        "Good day! ",
-        "Good afternoon! ",
-        "All right. ",
-        "That is cool. ",
-        "Nice. ",
-        "Perfect. ",
-        "Thank you. ",
-        "Yes. ",
-        "No, ",
-        "Hmm, ",
-        "Oh, ",
-        "My next question: ",
-        "You there, ",
-        "Dear Ember, ",
-        "Tell me, ",
-        "Be so kind: ",
-        "First, ",
-        "Then ",
-    ),
-    ("Hiya, ", "Excuse me, ", "Let me ask you: ", "Good evening! ", "Right, ", "Cool. "),
+BEFORE = barred(
+    "Hi, |Hello! |Hey, |Please tell me: |Quick question: |Ember, |Okay, |I wonder: |So, |Now, |Hi Ember! "
+    "|Next question: |Please, |Hey there, |Good morning! |One more thing: |And |Well, |Sorry, |Another one: |Hello, "
+    "|Thanks. |Great. |Alright, |Let me ask: |Let me ask something: |May I ask you: |Excuse the question: "
+    "|Sorry to ask you, |Good evening, |Good day! |Good afternoon! |All right. |That is cool. |Nice. |Perfect. "
+    "|Thank you. |Yes. |No, |Hmm, |Oh, |My next question: |You there, |Dear Ember, |Tell me, |Be so kind: |First, "
+    "|Then ",
+    "Hiya, |Excuse me, |Let me ask you: |Good evening! |Right, |Cool. ",
 )
-AFTER = Lists(
-    (
-        " Thanks!",
-        " Please.",
-        " Thank you.",
-        " Answer briefly.",
-        " I need it for a form.",
-        " Do you know?",
-        " Thx",
-        " Just curious.",
-        " Thanks in advance.",
-        " Many thanks!",
-        " Thanks a lot!",
-        " Thank you very much.",
-        " It would help me much.",
-        " I would like that.",
-        " I want to know.",
-        " That is all I would like.",
-        " I appreciate it.",
-        " Cheers, my friend!",
-        " Be quick.",
-        " It is urgent.",
-        " Help me please.",
-        " Can you do that?",
-        " Good luck!",
-        " Bye!",
-        " Is that okay?",
-        " I am in a hurry.",
-        " That is all.",
-    ),
-    (" Cheers!", " Much appreciated.", " I would like to know."),
+AFTER = barred(
+    " Thanks!| Please.| Thank you.| Answer briefly.| I need it for a form.| Do you know?| Thx| Just curious."
+    "| Thanks in advance.| Many thanks!| Thanks a lot!| Thank you very much.| It would help me much."
+    "| I would like that.| I want to know.| That is all I would like.| I appreciate it.| Cheers, my friend!"
+    "| Be quick.| It is urgent.| Help me please.| Can you do that?| Good luck!| Bye!| Is that okay?"
+    "| I am in a hurry.| That is all.",
+    " Cheers!| Much appreciated.| I would like to know.",
 )
 _SLOT = re.compile(r"(\{[a-z_0-9]+\})")
 

@@ -8,10 +8,10 @@ from engine.embedded.ember.corpus.conversation import (
     Conversation,
     Exchange,
     Expected,
-    Lists,
     Message,
     Split,
     assistant,
+    barred,
     join,
     system,
     user,
@@ -19,17 +19,10 @@ from engine.embedded.ember.corpus.conversation import (
 from engine.embedded.ember.corpus.phrasing import blur, fill, say
 from engine.embedded.ember.corpus.topics import Topic, draw_topic
 
-INTRO = Lists(
-    (
-        "Please remember this.",
-        "Here are some facts about me.",
-        "Let me tell you something.",
-        "I will tell you a few things.",
-        "Listen.",
-        "Remember these things.",
-        "Some facts first.",
-    ),
-    ("Please keep these facts in mind.", "Let me share some details."),
+INTRO = barred(
+    "Please remember this.|Here are some facts about me.|Let me tell you something.|I will tell you a few things."
+    "|Listen.|Remember these things.|Some facts first.",
+    "Please keep these facts in mind.|Let me share some details.",
 )
 _ACKS = ("Okay.", "Noted.", "Got it.", "All right, I will remember.", "I will remember that.", "Understood.")
 _SYSTEM_FACTS = ("You know this about the user: ", "Facts: ", "Notes: ", "Remember: ", "The user told you earlier: ")

@@ -7,22 +7,13 @@ import random
 from collections.abc import Callable
 
 from engine.embedded.ember.corpus import words
-from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, exchange
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Split, barred, exchange
 from engine.embedded.ember.corpus.phrasing import fill
 
-ASK = Lists(
-    (
-        "Repeat: {text}",
-        "Repeat after me: {text}",
-        "Say: {text}",
-        "Say exactly this: {text}",
-        "Echo {text}",
-        "Please repeat: {text}",
-        "Write this again: {text}",
-        "Copy this: {text}",
-        "Repeat the following: {text}",
-    ),
-    ("Please say this back to me: {text}", "Can you repeat this: {text}", "Write exactly: {text}"),
+ASK = barred(
+    "Repeat: {text}|Repeat after me: {text}|Say: {text}|Say exactly this: {text}|Echo {text}|Please repeat: {text}"
+    "|Write this again: {text}|Copy this: {text}|Repeat the following: {text}",
+    "Please say this back to me: {text}|Can you repeat this: {text}|Write exactly: {text}",
 )
 _KINDS = ("word", "word", "proper", "number", "code", "person", "city", "time", "colour", "full_name", "email", "task")
 

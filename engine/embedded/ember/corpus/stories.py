@@ -3,64 +3,30 @@
 import random
 
 from engine.embedded.ember.corpus import words
-from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, exchange
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, barred, exchange
 from engine.embedded.ember.corpus.phrasing import fill, say
 
-ASK = Lists(
-    (
-        "Tell me a story about a {animal}.",
-        "Tell me a short story about a {animal} called {name}.",
-        "Write a story about a {animal}.",
-        "A story about {name} the {animal}, please.",
-        "Can you tell a story with a {animal}?",
-        "I want a story about a {animal} named {name}.",
-        "Make up a story about a {animal}.",
-        "Story about a {animal} in the {place}, please.",
-        "Tell me a story about {name}, a {animal}.",
-        "Tell a tale of a {animal} that lives in the {place}.",
-        "Invent a short story about a {animal} and a {thing}.",
-        "Tell me a story about a {animal} who finds a {thing}.",
-        "Give me a bedtime story about a {animal} called {name}.",
-    ),
-    (
-        "Please tell me a story of a {animal} called {name}.",
-        "I would like a story about a {animal}.",
-        "Could you write a short story about a {animal} named {name}?",
-        "Tell my child a story about a {animal} in the {place}.",
-    ),
+ASK = barred(
+    "Tell me a story about a {animal}.|Tell me a short story about a {animal} called {name}."
+    "|Write a story about a {animal}.|A story about {name} the {animal}, please."
+    "|Can you tell a story with a {animal}?|I want a story about a {animal} named {name}."
+    "|Make up a story about a {animal}.|Story about a {animal} in the {place}, please."
+    "|Tell me a story about {name}, a {animal}.|Tell a tale of a {animal} that lives in the {place}."
+    "|Invent a short story about a {animal} and a {thing}.|Tell me a story about a {animal} who finds a {thing}."
+    "|Give me a bedtime story about a {animal} called {name}.",
+    "Please tell me a story of a {animal} called {name}.|I would like a story about a {animal}."
+    "|Could you write a short story about a {animal} named {name}?"
+    "|Tell my child a story about a {animal} in the {place}.",
 )
 ASK_ANY = Lists(
-    (
-        "Tell me a story.",
-        "Tell me a short story.",
-        "A story, please.",
-        "Make up a story.",
-        "Can you tell me a story?",
-        "I want a story.",
-        "Write a short story.",
-        "Do you know a story?",
-        "Please tell me a bedtime story.",
+    words.listed(
+        "Tell me a story.|Tell me a short story.|A story, please.|Make up a story.|Can you tell me a story?"
+        "|I want a story.|Write a short story.|Do you know a story?|Please tell me a bedtime story.",
+        "|",
     ),
     (),  # nothing in the answer could be checked
 )
-PLACES = tuple(
-    [
-        "forest",
-        "garden",
-        "city",
-        "valley",
-        "village",
-        "mountain",
-        "desert",
-        "harbour",
-        "castle",
-        "meadow",
-        "island",
-        "field",
-        "cave",
-        "river",
-    ]
-)
+PLACES = words.listed("forest garden city valley village mountain desert harbour castle meadow island field cave river")
 _BEGIN = (
     "Once there was a {trait} {animal} called {name} who lived in the {place}.",
     "In the {place} lived a {trait} {animal} called {name}.",

@@ -3,29 +3,14 @@
 import random
 
 from engine.embedded.ember.corpus import words
-from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, exchange
+from engine.embedded.ember.corpus.conversation import Exchange, Expected, Lists, Split, barred, exchange
 from engine.embedded.ember.corpus.phrasing import fill, say
 
-WHO = Lists(
-    (
-        "Who are you?",
-        "What are you?",
-        "What is your name?",
-        "What's your name?",
-        "Introduce yourself.",
-        "Tell me about yourself.",
-        "Are you a robot?",
-        "Are you human?",
-        "Who am I talking to?",
-        "Do you have a name?",
-        "What should I call you?",
-        "What kind of model are you?",
-        "Are you an AI?",
-        "Which model is this?",
-        "Who is this?",
-        "How are you called?",
-    ),
-    ("May I ask who you are?", "Please introduce yourself.", "What are you called?", "Which model are you?"),
+WHO = barred(
+    "Who are you?|What are you?|What is your name?|What's your name?|Introduce yourself.|Tell me about yourself."
+    "|Are you a robot?|Are you human?|Who am I talking to?|Do you have a name?|What should I call you?"
+    "|What kind of model are you?|Are you an AI?|Which model is this?|Who is this?|How are you called?",
+    "May I ask who you are?|Please introduce yourself.|What are you called?|Which model are you?",
 )
 WHO_ANSWER = "I am Ember, the pilot light of Pilotlight: a tiny built-in model."
 WHO_NAMED_ANSWER = "I am {name}."
@@ -100,7 +85,7 @@ _OTHER_TALK = (
         "I am only a small model, so I have no likes or feelings.",
     ),
 )
-TALK = tuple((Lists(words.listed(train, "|"), words.listed(held, "|")), answer) for train, held, answer in _OTHER_TALK)
+TALK = tuple((barred(train, held), answer) for train, held, answer in _OTHER_TALK)
 
 OUTSIDE_ANSWER = "I am a very small model and do not know that."
 OUTSIDE = Lists(
@@ -167,40 +152,19 @@ def outside(rng: random.Random, split: Split) -> Exchange:
     return exchange(question, OUTSIDE_ANSWER, Expected(holds=("do not know that",)))
 
 
-PERSONA = Lists(
-    (
-        "Your name is {name}.",
-        "You are {name}, a helpful assistant.",
-        "You are {name}.",
-        "You are called {name}. Be brief.",
-        "You are an assistant named {name}.",
-        "Act as {name}.",
-        "You are {name}, a friendly guide.",
-        "Your name is {name}. Answer politely.",
-        "You are {name}, a chatbot.",
-    ),
-    (
-        "You are {name}, an assistant for travellers.",
-        "Your name is {name} and you are helpful.",
-        "You are a bot with the name {name}.",
-    ),
+PERSONA = barred(
+    "Your name is {name}.|You are {name}, a helpful assistant.|You are {name}.|You are called {name}. Be brief."
+    "|You are an assistant named {name}.|Act as {name}.|You are {name}, a friendly guide."
+    "|Your name is {name}. Answer politely.|You are {name}, a chatbot.",
+    "You are {name}, an assistant for travellers.|Your name is {name} and you are helpful."
+    "|You are a bot with the name {name}.",
 )
-PLAIN_SYSTEM = Lists(
-    (
-        "You are a helpful assistant.",
-        "Be brief.",
-        "Answer in one sentence.",
-        "You are a friendly assistant.",
-        "Be polite.",
-        "You answer questions about cities.",
-        "Help the user.",
-        "You are a concise assistant.",
-        "Answer honestly.",
-        "You are a travel assistant. Answer shortly.",
-        "Keep it short and simple.",
-        "You are a helpful and harmless assistant.",
-    ),
-    ("You are a kind helper.", "Give short answers.", "You are a helpful AI assistant."),
+PLAIN_SYSTEM = barred(
+    "You are a helpful assistant.|Be brief.|Answer in one sentence.|You are a friendly assistant.|Be polite."
+    "|You answer questions about cities.|Help the user.|You are a concise assistant.|Answer honestly."
+    "|You are a travel assistant. Answer shortly.|Keep it short and simple."
+    "|You are a helpful and harmless assistant.",
+    "You are a kind helper.|Give short answers.|You are a helpful AI assistant.",
 )
 
 

@@ -18,6 +18,7 @@ from engine.embedded.ember.corpus.conversation import (
     Message,
     Split,
     assistant,
+    barred,
     user,
 )
 from engine.embedded.ember.corpus.phrasing import blur, fill, say
@@ -246,82 +247,28 @@ class _Tool:
         return fill(style, {"tool": self.name, "pairs": pairs}), arguments
 
 
-EXPLICIT = Lists(
-    (
-        "Call {tool} with {pairs}.",
-        "Use {tool} with {pairs}.",
-        "Run {tool} with {pairs}.",
-        "{tool}: {pairs}",
-        "Please call {tool}, {pairs}.",
-        "Use the tool {tool} with {pairs}.",
-        "I want you to run {tool} with {pairs}.",
-        "call {tool} with {pairs}",
-        "Do {tool} for {pairs}.",
-        "Execute {tool} with {pairs}.",
-        "Try {tool} using {pairs}.",
-        "Start {tool} and give it {pairs}.",
-        "Can you use {tool} with {pairs}?",
-        "Let {tool} work with {pairs}.",
-        "I need {tool} for {pairs}.",
-        "Apply {tool}, {pairs}.",
-        "Would you call {tool} with {pairs}?",
-        "Please run {tool} with {pairs}.",
-        "Please use the tool {tool}: {pairs}.",
-        "Invoke the tool {tool} for {pairs}.",
-        "Could you use {tool} with {pairs}?",
-        "I would like you to call {tool} with {pairs}.",
-    ),
-    ("Could you call {tool} with {pairs}?", "Invoke {tool} with {pairs}.", "Please use {tool} with {pairs}."),
+EXPLICIT = barred(
+    "Call {tool} with {pairs}.|Use {tool} with {pairs}.|Run {tool} with {pairs}.|{tool}: {pairs}"
+    "|Please call {tool}, {pairs}.|Use the tool {tool} with {pairs}.|I want you to run {tool} with {pairs}."
+    "|call {tool} with {pairs}|Do {tool} for {pairs}.|Execute {tool} with {pairs}.|Try {tool} using {pairs}."
+    "|Start {tool} and give it {pairs}.|Can you use {tool} with {pairs}?|Let {tool} work with {pairs}."
+    "|I need {tool} for {pairs}.|Apply {tool}, {pairs}.|Would you call {tool} with {pairs}?"
+    "|Please run {tool} with {pairs}.|Please use the tool {tool}: {pairs}.|Invoke the tool {tool} for {pairs}."
+    "|Could you use {tool} with {pairs}?|I would like you to call {tool} with {pairs}.",
+    "Could you call {tool} with {pairs}?|Invoke {tool} with {pairs}.|Please use {tool} with {pairs}.",
 )
-PAIR = Lists(
-    (
-        "{key} {value}",
-        "{key} set to {value}",
-        "{key} = {value}",
-        "{key} as {value}",
-        "the {key} {value}",
-        "{key}: {value}",
-        "{value} as {key}",
-        "{key} to {value}",
-        "{key} at {value}",
-        "{value} for {key}",
-        "{value} in {key}",
-        "{key} of {value}",
-        "{key} filled with {value}",
-        "{key} given as {value}",
-        "a {key} named {value}",
-        "{key} equals {value}",
-        "{key} which is equal to {value}",
-        "{key} made equal to {value}",
-        "the {key} equal, as said, to {value}",
-        "{value} being the {key}",
-        "{key}, being {value}",
-        "the {key} now being {value}",
-        "{key} being set to {value}",
-        "{key} that is {value}",
-        "{key} equal, I think, to {value}",
-        "{key} to be {value}",
-        "{key} not being empty but {value}",
-        "{key} the same as {value}",
-    ),
-    ("{key} being {value}", "{key} equal to {value}"),
+PAIR = barred(
+    "{key} {value}|{key} set to {value}|{key} = {value}|{key} as {value}|the {key} {value}|{key}: {value}"
+    "|{value} as {key}|{key} to {value}|{key} at {value}|{value} for {key}|{value} in {key}|{key} of {value}"
+    "|{key} filled with {value}|{key} given as {value}|a {key} named {value}|{key} equals {value}"
+    "|{key} which is equal to {value}|{key} made equal to {value}|the {key} equal, as said, to {value}"
+    "|{value} being the {key}|{key}, being {value}|the {key} now being {value}|{key} being set to {value}"
+    "|{key} that is {value}|{key} equal, I think, to {value}|{key} to be {value}|{key} not being empty but {value}"
+    "|{key} the same as {value}",
+    "{key} being {value}|{key} equal to {value}",
 )
-PAIR_JOIN = Lists(
-    (
-        " and ",
-        ", ",
-        " and ",
-        ", and ",
-        ", also ",
-        " as well as ",
-        "; ",
-        ", and also ",
-        "; and also ",
-        " and then also ",
-        " and besides ",
-        " and further ",
-        " and, also, ",
-        " plus ",
-    ),
-    (" and also ",),
+PAIR_JOIN = barred(
+    " and |, | and |, and |, also | as well as |; |, and also |; and also | and then also | and besides "
+    "| and further | and, also, | plus ",
+    " and also ",
 )

@@ -9,167 +9,58 @@ from dataclasses import dataclass
 from engine.embedded.ember.corpus import words
 from engine.embedded.ember.corpus.conversation import Lists, Split, barred
 
-MINE = Lists(
-    (
-        "My {key} is {value}.",
-        "My {key} is {value}.",
-        "Remember that my {key} is {value}.",
-        "Note that my {key} is {value}.",
-        "By the way, my {key} is {value}.",
-        "Just so you know, my {key} is {value}.",
-        "{value} is my {key}.",
-        "Please remember: my {key} is {value}.",
-        "I have to tell you my {key}: {value}.",
-        "My {key}: {value}.",
-        "Keep in mind that my {key} is {value}.",
-        "You should know that my {key} is {value}.",
-        "Remember my {key}: {value}.",
-        "For my {key} I have {value}.",
-        "I picked {value} as my {key}.",
-        "I want to tell you that my {key} is {value}.",
-        "Let me say that my {key} is {value}.",
-        "And my {key} is {value}.",
-        "Do remember that my {key} is {value}.",
-        "Write this down: my {key} is {value}.",
-        "Never forget my {key}: {value}.",
-    ),
-    (
-        "Do not forget that my {key} is {value}.",
-        "I want you to know my {key} is {value}.",
-        "Also, my {key} is {value}.",
-        "Let me tell you that my {key} is {value}.",
-        "Write down that my {key} is {value}.",
-    ),
+MINE = barred(
+    "My {key} is {value}.|My {key} is {value}.|Remember that my {key} is {value}.|Note that my {key} is {value}."
+    "|By the way, my {key} is {value}.|Just so you know, my {key} is {value}.|{value} is my {key}."
+    "|Please remember: my {key} is {value}.|I have to tell you my {key}: {value}.|My {key}: {value}."
+    "|Keep in mind that my {key} is {value}.|You should know that my {key} is {value}.|Remember my {key}: {value}."
+    "|For my {key} I have {value}.|I picked {value} as my {key}.|I want to tell you that my {key} is {value}."
+    "|Let me say that my {key} is {value}.|And my {key} is {value}.|Do remember that my {key} is {value}."
+    "|Write this down: my {key} is {value}.|Never forget my {key}: {value}.",
+    "Do not forget that my {key} is {value}.|I want you to know my {key} is {value}.|Also, my {key} is {value}."
+    "|Let me tell you that my {key} is {value}.|Write down that my {key} is {value}.",
 )
-ASK_MINE = Lists(
-    (
-        "What is my {key}?",
-        "What is my {key}?",
-        "Tell me my {key}.",
-        "Do you remember my {key}?",
-        "What did I say my {key} was?",
-        "Which {key} did I tell you?",
-        "My {key}?",
-        "Remind me of my {key}.",
-        "I forgot my {key}. What is it?",
-        "What was my {key}?",
-        "Do you know my {key}?",
-        "Say my {key}.",
-        "Which {key} do I have?",
-        "Could you tell me my {key}?",
-        "Please tell me what my {key} is.",
-        "Which was my {key}?",
-        "You know my {key}, right?",
-        "Please say my {key} again.",
-        "What have I said about my {key}?",
-        "I need my {key}.",
-        "What's my {key}?",
-        "Can you say my {key}?",
-        "Can you remind me of my {key}?",
-        "Please remind me of my {key}.",
-        "Do you still remember my {key}?",
-        "Do you still have my {key}?",
-        "What is my {key} again?",
-        "Tell me what my {key} is.",
-        "I would like to hear my {key}.",
-    ),
-    (
-        "Can you tell me my {key}?",
-        "What was my {key} again?",
-        "Please remind me what my {key} is.",
-        "Do you still know my {key}?",
-        "Could you repeat my {key}?",
-    ),
+ASK_MINE = barred(
+    "What is my {key}?|What is my {key}?|Tell me my {key}.|Do you remember my {key}?|What did I say my {key} was?"
+    "|Which {key} did I tell you?|My {key}?|Remind me of my {key}.|I forgot my {key}. What is it?|What was my {key}?"
+    "|Do you know my {key}?|Say my {key}.|Which {key} do I have?|Could you tell me my {key}?"
+    "|Please tell me what my {key} is.|Which was my {key}?|You know my {key}, right?|Please say my {key} again."
+    "|What have I said about my {key}?|I need my {key}.|What's my {key}?|Can you say my {key}?"
+    "|Can you remind me of my {key}?|Please remind me of my {key}.|Do you still remember my {key}?"
+    "|Do you still have my {key}?|What is my {key} again?|Tell me what my {key} is.|I would like to hear my {key}.",
+    "Can you tell me my {key}?|What was my {key} again?|Please remind me what my {key} is."
+    "|Do you still know my {key}?|Could you repeat my {key}?",
 )
-THEIRS = Lists(
-    (
-        "{owner}'s {key} is {value}.",
-        "The {key} of {owner} is {value}.",
-        "Remember that {owner}'s {key} is {value}.",
-        "By the way, {owner}'s {key} is {value}.",
-        "Note that the {key} of {owner} is {value}.",
-        "{owner} has {value} as {key}.",
-        "I know that {owner}'s {key} is {value}.",
-        "{owner} told me that the {key} is {value}.",
-    ),
-    (
-        "Do not forget that {owner}'s {key} is {value}.",
-        "Also, {owner}'s {key} is {value}.",
-        "Let me tell you that {owner}'s {key} is {value}.",
-    ),
+THEIRS = barred(
+    "{owner}'s {key} is {value}.|The {key} of {owner} is {value}.|Remember that {owner}'s {key} is {value}."
+    "|By the way, {owner}'s {key} is {value}.|Note that the {key} of {owner} is {value}."
+    "|{owner} has {value} as {key}.|I know that {owner}'s {key} is {value}."
+    "|{owner} told me that the {key} is {value}.",
+    "Do not forget that {owner}'s {key} is {value}.|Also, {owner}'s {key} is {value}."
+    "|Let me tell you that {owner}'s {key} is {value}.",
 )
-ASK_THEIRS = Lists(
-    (
-        "What is {owner}'s {key}?",
-        "What is the {key} of {owner}?",
-        "Tell me {owner}'s {key}.",
-        "Do you remember {owner}'s {key}?",
-        "Which {key} does {owner} have?",
-        "What was {owner}'s {key}?",
-        "{owner}'s {key}?",
-        "Remind me of the {key} of {owner}.",
-        "Could you tell me {owner}'s {key}?",
-        "Please tell me what {owner}'s {key} is.",
-        "I need {owner}'s {key}.",
-        "Please say the {key} of {owner} again.",
-    ),
-    (
-        "Can you tell me {owner}'s {key}?",
-        "What was the {key} of {owner} again?",
-        "Please remind me what {owner}'s {key} is.",
-    ),
+ASK_THEIRS = barred(
+    "What is {owner}'s {key}?|What is the {key} of {owner}?|Tell me {owner}'s {key}."
+    "|Do you remember {owner}'s {key}?|Which {key} does {owner} have?|What was {owner}'s {key}?|{owner}'s {key}?"
+    "|Remind me of the {key} of {owner}.|Could you tell me {owner}'s {key}?|Please tell me what {owner}'s {key} is."
+    "|I need {owner}'s {key}.|Please say the {key} of {owner} again.",
+    "Can you tell me {owner}'s {key}?|What was the {key} of {owner} again?|Please remind me what {owner}'s {key} is.",
 )
-THE = Lists(
-    (
-        "The {key} is {value}.",
-        "Remember that the {key} is {value}.",
-        "By the way, the {key} is {value}.",
-        "Note: the {key} is {value}.",
-        "Please remember: the {key} is {value}.",
-        "The {key}: {value}.",
-        "{value} is the {key}.",
-        "Remember the {key}: {value}.",
-        "They told me the {key} is {value}.",
-        "We agreed that the {key} is {value}.",
-        "And the {key} is {value}.",
-        "Write this down: the {key} is {value}.",
-        "Never forget the {key}: {value}.",
-    ),
-    (
-        "Do not forget that the {key} is {value}.",
-        "Also, the {key} is {value}.",
-        "Write down that the {key} is {value}.",
-    ),
+THE = barred(
+    "The {key} is {value}.|Remember that the {key} is {value}.|By the way, the {key} is {value}."
+    "|Note: the {key} is {value}.|Please remember: the {key} is {value}.|The {key}: {value}.|{value} is the {key}."
+    "|Remember the {key}: {value}.|They told me the {key} is {value}.|We agreed that the {key} is {value}."
+    "|And the {key} is {value}.|Write this down: the {key} is {value}.|Never forget the {key}: {value}.",
+    "Do not forget that the {key} is {value}.|Also, the {key} is {value}.|Write down that the {key} is {value}.",
 )
-ASK_THE = Lists(
-    (
-        "What is the {key}?",
-        "Tell me the {key}.",
-        "Do you remember the {key}?",
-        "What did I say the {key} was?",
-        "The {key}?",
-        "Remind me of the {key}.",
-        "I forgot the {key}. What is it?",
-        "What was the {key}?",
-        "Which {key} did I give you?",
-        "Could you tell me the {key}?",
-        "Please tell me what the {key} is.",
-        "Please say the {key} again.",
-        "I need the {key}.",
-        "You know the {key}, right?",
-        "Can you say the {key}?",
-        "Can you remind me of the {key}?",
-        "What is the {key} again?",
-        "Tell me what the {key} is.",
-        "Do you still know the {key}?",
-        "Repeat the {key}, please.",
-    ),
-    (
-        "Can you tell me the {key}?",
-        "What was the {key} again?",
-        "Please remind me what the {key} is.",
-        "Could you repeat the {key}?",
-    ),
+ASK_THE = barred(
+    "What is the {key}?|Tell me the {key}.|Do you remember the {key}?|What did I say the {key} was?|The {key}?"
+    "|Remind me of the {key}.|I forgot the {key}. What is it?|What was the {key}?|Which {key} did I give you?"
+    "|Could you tell me the {key}?|Please tell me what the {key} is.|Please say the {key} again.|I need the {key}."
+    "|You know the {key}, right?|Can you say the {key}?|Can you remind me of the {key}?|What is the {key} again?"
+    "|Tell me what the {key} is.|Do you still know the {key}?|Repeat the {key}, please.",
+    "Can you tell me the {key}?|What was the {key} again?|Please remind me what the {key} is."
+    "|Could you repeat the {key}?",
 )
 
 _MY_KEYS = {

@@ -92,20 +92,10 @@ PLACES = Lists(
         ),
         *listed("New York;San Diego;Hong Kong;Cape Town;Buenos Aires;Rio de Janeiro", ";"),
     ),
-    (
-        "Amsterdam",
-        "Istanbul",
-        "Zurich",
-        "Seville",
-        "Helsinki",
-        "Osaka",
-        "Seattle",
-        "Montreal",
-        "Melbourne",
-        "Krakow",
-        "Los Angeles",
-        "Abu Dhabi",
-        "Kuala Lumpur",
+    listed(
+        "Amsterdam|Istanbul|Zurich|Seville|Helsinki|Osaka|Seattle|Montreal|Melbourne|Krakow|Los Angeles|Abu Dhabi"
+        "|Kuala Lumpur",
+        "|",
     ),
 )
 DAYS = Lists(listed("Monday Tuesday Thursday Friday Saturday today tomorrow"), ("Wednesday", "Sunday"))
