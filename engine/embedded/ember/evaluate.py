@@ -13,7 +13,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from engine.embedded.ember.corpus.conversation import Conversation, Split
 from engine.embedded.ember.corpus.extraction import unseen_keys
 from engine.embedded.ember.corpus.mixture import conversation
 from engine.embedded.ember.corpus.tools import unseen_tools
-from engine.embedded.ember.generate import Generate
 from engine.in_process_client import InProcessEngineClient
 from engine.protocol import Dtype, HostConfig, KvDtype, ModelSpec, SamplingParams, Submit
+
+Generate = Callable[[list[list[int]], int], list[list[int]]]  # from prompts to answers of so many tokens at most
 
 # Task to the share that must be right; the others are shown for information.
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}

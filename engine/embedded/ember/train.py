@@ -24,8 +24,7 @@ from torch import Tensor
 
 from engine.embedded.ember.chat import Chat
 from engine.embedded.ember.corpus.mixture import MIXTURE, conversations
-from engine.embedded.ember.evaluate import TARGETS, evaluate
-from engine.embedded.ember.generate import greedy
+from engine.embedded.ember.evaluate import TARGETS, engine_generator, evaluate
 from engine.embedded.ember.muon import Muon
 from engine.embedded.ember.network import Network, Shape, load, save
 
@@ -228,7 +227,8 @@ def run(trainer: Trainer, minutes: float, decay_minutes: float, evaluate_minutes
 
 
 def _accuracies(trainer: Trainer) -> str:
-    generate = greedy(trainer.network, trainer.chat.end)
+    save(trainer.network, trainer.folder, trainer.chat.end, trainer.chat.pad)
+    generate = engine_generator(trainer.folder, trainer.chat)
     scores = [evaluate(generate, trainer.chat, task, 40) for task in TARGETS]
     return "  ".join(f"{score.task} {score.share:.0%}" for score in scores)
 

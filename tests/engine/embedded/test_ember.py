@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,16 +252,17 @@ def test_muons_direction_has_singular_values_near_one(shape: tuple[int, int]) ->
     assert 0.3 < values.min() <= values.max() < 1.4  # the quintic trades exactness for few iterations
 
 
-def test_cached_answers_equal_those_of_the_whole_prompt(chat: Chat) -> None:
+def test_the_engine_answers_as_the_network_that_is_trained(chat: Chat, tmp_path: Path) -> None:
     import torch
 
-    from engine.embedded.ember.generate import greedy
-    from engine.embedded.ember.network import Network, Shape
+    from engine.embedded.ember.evaluate import engine_generator
+    from engine.embedded.ember.network import Network, Shape, load, save
 
     torch.manual_seed(0)
-    network = Network(Shape(width=64, layers=2, heads=2, kv_heads=1, feed_forward=96))
+    save(Network(Shape(width=64, layers=2, heads=2, kv_heads=1, feed_forward=96)), tmp_path, chat.end, chat.pad)
+    network = load(tmp_path)
     prompts = [chat.encode("Where is Oslo?"), chat.encode("Hi"), chat.encode("What is 17 plus 25, and what is 3?")]
-    for prompt, answer in zip(prompts, greedy(network, chat.end)(prompts, 6), strict=True):
+    for prompt, answer in zip(prompts, engine_generator(tmp_path, chat)(prompts, 6), strict=True):
         ids = list(prompt)
         with torch.inference_mode():
             for _ in range(6):
