@@ -80,6 +80,8 @@ class RankGroup:
         self._is_closing = False
         self.lost: str | None = None  # which rank is gone
         self._loading = threading.Lock()
+        # What comes by a channel is the order's that was sent last: each model's thread copies blocks, and the engine's beside it.
+        self._copying = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of the ranks on this machine
         self._channels: list[tuple[RankChannel, ...]] = []
         self._far = FarRanks(config, on_wait) if config.far_ranks else None
@@ -252,13 +254,14 @@ class RankGroup:
         both = zip(self._channels, orders, of_ranks, strict=True)
         busy = [(copies, order, one.places) for (_, _, copies), order, one in both if one.blocks]
         try:
-            for copies, order, _ in busy:
-                copies.send(order)
-            for copies, _, places in busy:
-                for place in places:
-                    move(copies, place)
-            for copies, _, _ in busy:
-                copies.receive()  # done
+            with self._copying:
+                for copies, order, _ in busy:
+                    copies.send(order)
+                for copies, _, places in busy:
+                    for place in places:
+                        move(copies, place)
+                for copies, _, _ in busy:
+                    copies.receive()  # done
         except (OSError, EOFError):
             raise RankLostError(self.lost or "a rank is gone") from None
 
