@@ -156,18 +156,22 @@ class DiskTier:
 
     def _scan_segment(self, path: Path) -> None:
         segment = Segment(path)
-        for found in segment.scan():
-            if found is None:
-                self.num_corrupt += 1
-                continue
-            block_hash, record = found
-            if block_hash not in self._records:
+        self._segments[segment] = (
+            None  # at once: what is found in it may be read before the rest, which may not be readable
+        )
+        try:
+            for found in segment.scan():
+                if found is None:
+                    self.num_corrupt += 1
+                    continue
+                block_hash, record = found
                 with self._lock:
-                    self._records[block_hash] = record
-                segment.hashes.add(block_hash)
-        if segment.num_bytes:
-            with self._lock:
-                self._segments[segment] = None
+                    if block_hash not in self._records:
+                        self._records[block_hash] = record
+                        segment.hashes.add(block_hash)
+        finally:
+            if not segment.num_bytes:
+                del self._segments[segment]
 
     def _segment_for(self, size: int) -> Segment:
         """Return the segment that the next record of `size` bytes goes to."""

@@ -16,6 +16,7 @@ import pytest
 
 from engine.kv import disk_tier
 from engine.kv.disk_tier import DiskTier
+from engine.kv.segment_file import BlockRecord, Segment
 from engine.kv.tiers import TierError
 from tests.engine.kv.test_host_tier import content, kill_in, name
 
@@ -130,6 +131,51 @@ def test_a_truncated_segment_keeps_what_is_whole(tmp_path: Path, keep: int, left
     assert all(put(tier, n) for n in range(left, 4))
     tier = reopen(tier, tmp_path)
     assert [read(tier, n) == content(n, SIZE) for n in range(4)] == [True] * 4
+    tier.close()
+
+
+def test_a_segment_that_cannot_be_read_to_its_end_gives_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier.open(tmp_path, LIMIT)
+    for n in range(4):
+        put(tier, n)
+    tier.close()
+    pread = os.pread
+
+    def unreadable(fd: int, size: int, offset: int) -> bytes:
+        if offset >= 2 * RECORD:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, size, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.kv.segment_file.os.pread", unreadable)
+        tier = DiskTier.open(tmp_path, LIMIT)
+        tier.scan()
+    assert [read(tier, n) == content(n, SIZE) for n in range(4)] == [True, True, False, False]
+    assert tier.used_bytes == 2 * RECORD
+    assert put(tier, 2)
+    tier.close()
+
+
+def test_what_has_been_found_is_read_while_the_rest_is_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier.open(tmp_path, LIMIT)
+    for n in range(4):
+        put(tier, n)
+    tier.close()
+    scan, found = Segment.scan, []
+
+    def looked_at(segment: Segment) -> Iterator[tuple[bytes, BlockRecord] | None]:
+        for number, record in enumerate(scan(segment)):
+            yield record
+            found.append(read(tier, number))
+
+    monkeypatch.setattr(Segment, "scan", looked_at)
+    tier = DiskTier.open(tmp_path, LIMIT)
+    tier.scan()
+    assert found == [content(n, SIZE) for n in range(4)]
     tier.close()
 
 
@@ -261,6 +307,7 @@ ENDLESS = """
 import sys
 from pathlib import Path
 from engine.kv.disk_tier import DiskTier
+from engine.kv.segment_file import BlockRecord, Segment
 from tests.engine.kv.test_disk_tier import LIMIT, put
 tier = DiskTier.open(Path(sys.argv[1]), LIMIT)
 tier.scan()
