@@ -10,12 +10,10 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from engine.calibration import observe
@@ -25,7 +23,7 @@ from engine.planning.model import PlannedModel, plan_model
 from engine.rounding import choose_scales, compensate, pack_words, round_to_codes
 from engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
 from engine.weights.config import quantization_method, read_config
-from engine.weights.filling import check_finite
+from engine.weights.filling import check_finite, read_stored
 
 BITS = {"int8": 8, "int4": 4}
 _FILE_BYTES = 2 << 30
@@ -114,8 +112,8 @@ def _write(
         save_file(pending, files[-1], {"format": "pt"})
         pending.clear()
 
-    for name, tensor in _read(stored):
-        stem = name.removesuffix(".weight")
+    for name, at in sorted(stored.items(), key=lambda pair: (pair[1].file, pair[1].start)):
+        tensor, stem = read_stored(at), name.removesuffix(".weight")
         pending |= (
             _round(name, tensor, rounding, sums.get(stem)) if stem in rounded and name != stem else {name: tensor}
         )
@@ -150,14 +148,6 @@ def _round(name: str, weight: torch.Tensor, rounding: Rounding, sums: torch.Tens
         f"{stem}.weight_scale": scales,
         f"{stem}.weight_shape": torch.tensor(weight.shape),
     }
-
-
-def _read(stored: dict[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in sorted({tensor.file for tensor in stored.values()}):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (it is no dictionary)
-                if stored[name].file == file:
-                    yield name, opened.get_tensor(name)
 
 
 def main() -> None:

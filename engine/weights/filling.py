@@ -269,7 +269,9 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def read_stored(stored: StoredTensor) -> torch.Tensor:
-    """Read a small tensor, or a part of one, at once."""
+    """Read a tensor, or a part of one, at once. Raises CheckpointError for a type that is not known here."""
+    if stored.dtype not in DTYPES:
+        raise CheckpointError(f"{stored.file.name} holds tensors of type {stored.dtype}; known are {', '.join(DTYPES)}")
     memory = torch.empty(stored.end - stored.start, dtype=torch.uint8)
     fd = os.open(stored.file, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, MixtralConfig
+from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from engine.calibration import observe
 from engine.errors import CheckpointError
+from engine.gguf.directory import directory_of
 from engine.packing import Report
 from engine.planning.model import read_model
 from engine.planning.parallelism import Parallelism, RankPlace
@@ -20,6 +21,7 @@ from tests.checkpoints import write_checkpoint, write_tokenizer
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import PACKED, config, write_family
+from tests.engine.gguf.files import write_both
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -196,3 +198,14 @@ def test_a_plan_counts_the_bytes_that_a_cpu_keeps(tmp_path: Path) -> None:
         assert kept == stored
         unpacked = sum(planned.weight_bytes(RankPlace(Parallelism()), on_cpu=False).values())
         assert (unpacked > kept) == (rounding is INT8)
+
+
+def test_plain_numbers_of_a_gguf_file_are_rounded_as_those_of_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint, file = write_both(tmp_path, Qwen3Config, **SIZES)
+    wanted = quantize_directory(checkpoint, tmp_path / "wanted", INT4, Report())
+    found = quantize_directory(directory_of(file, tmp_path / "store"), tmp_path / "found", INT4, Report())
+    expected, actual = (load_file(out / "model.safetensors") for out in (wanted, found))
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+    request = full("a", random_prompt(20, seed=3), max_tokens=4)
+    assert one(load_engine(found), request).token_ids == one(load_engine(wanted), request).token_ids
