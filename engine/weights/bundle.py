@@ -138,7 +138,7 @@ def read_bundle(fd: int) -> Bundle:
         version = str(metadata["version"])
         if metadata["format"] != _FORMAT:
             raise WeightBundleError(f"it is a file of the format {metadata['format']!r}, not {_FORMAT!r}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise WeightBundleError(f"its header is damaged or no bundle's: {why}") from None
     if version != str(VERSION):
@@ -149,7 +149,7 @@ def read_bundle(fd: int) -> Bundle:
         )
     try:
         return _parse(described, metadata, 8 + length, size)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise WeightBundleError(f"its header is damaged: {error!r}") from None
 
 
@@ -157,7 +157,7 @@ def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
     """Name the first tensor that a file lacks the end of."""
     try:
         cut = next((name for name, entry in described.items() if int(entry["data_offsets"][1]) > data_bytes), None)
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         cut = None
     return "" if cut is None else f" in {cut}"
 

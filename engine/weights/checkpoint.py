@@ -160,7 +160,7 @@ def _weight_map(index_file: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index_file.read_bytes())["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index_file} is no safetensors index: {error}") from error
     if any(Path(file).name != file for file in files.values()):
         raise CheckpointError(f"{index_file} points outside its directory")
@@ -190,7 +190,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         start, end = (data_start + int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"tensor {name} in {file.name} is described wrongly: {error!r}") from error
     if not data_start <= start <= end or min(shape, default=0) < 0:
         raise CheckpointError(f"tensor {name} in {file.name} is described wrongly: bytes {start} to {end}")
@@ -214,7 +214,7 @@ def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{directory} holds no {name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} is no JSON object")
@@ -230,22 +230,22 @@ def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        kind = _kind(os.path.realpath(path), mounts.read_text())
+        kind = _kind(os.fsencode(os.path.realpath(path)), mounts.read_bytes())
     except OSError:
         return False
     return kind is not None and kind not in _REMOTE and not kind.startswith("fuse.")
 
 
-def _kind(path: str, mounts: str) -> str | None:
+def _kind(path: bytes, mounts: bytes) -> str | None:
     """Return the kind of the file system that is mounted deepest above `path`; of two at one place the later one hides the other."""
     deepest, kind = -1, None
     for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        fields = before.split(" ")
+        before, _, after = line.partition(b" - ")
+        fields = before.split(b" ")
         if len(fields) < 5 or not after:
             continue
-        point = fields[4].encode().decode("unicode_escape").encode("latin-1").decode()  # spaces are written \\040
-        is_above = path == point or path.startswith(point.rstrip("/") + "/")
+        point = fields[4].decode("unicode_escape").encode("latin-1")  # spaces are written \\040
+        is_above = path == point or path.startswith(point.rstrip(b"/") + b"/")
         if is_above and len(point) >= deepest:
-            deepest, kind = len(point), after.split(" ")[0]
+            deepest, kind = len(point), after.split(b" ")[0].decode()
     return kind

@@ -311,6 +311,18 @@ def test_mounted_file_systems_are_told_apart(path: str, expected: bool, tmp_path
     assert not is_local(Path(path), tmp_path / "none")
 
 
+def test_a_mount_whose_name_is_no_text_hides_no_other(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(
+        b"22 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        b"30 22 8:17 / /media/Caf\xe9 rw - vfat /dev/sdb rw\n"
+        b"31 22 0:50 / /data/Caf\xc3\xa9 rw - nfs4 server:/data rw\n"
+    )
+    assert is_local(Path("/models/a"), mounts)
+    assert is_local(Path(os.fsdecode(b"/media/Caf\xe9/a")), mounts)
+    assert not is_local(Path("/data/Café/a"), mounts)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"])
 def test_a_value_that_is_no_number_is_refused_in_place_too(

@@ -78,6 +78,8 @@ def test_a_damaged_header_is_no_crash(directory: Path) -> None:
         b"[1]",
         b'{"a": {"dtype": "F32"}}',
         b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,1e999]}}',
+        b'{"a":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,8]}}',
     ):
         file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
