@@ -100,10 +100,14 @@ class ImageResidency:
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
         while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
             awaited = self._waiting[0]
+            lacking = next((image for image in awaited.images if not self._is_whole(image.name)), None)
             try:
-                if not self._advance(awaited):
+                if lacking is None:
+                    self._let_go_on(awaited)
+                elif self._encode_piece(lacking, awaited):
+                    num_pieces += 1
+                else:
                     break
-                num_pieces += 1
             except RankLostError:
                 raise
             except Exception as error:  # whatever a decoder or a device raises of one image ends its sequence alone
@@ -144,16 +148,16 @@ class ImageResidency:
         defer(awaited)
         return False
 
-    def _advance(self, awaited: "AwaitedImages") -> bool:
-        """Take one step towards the first sequence's images. False: nothing can be done now."""
-        lacking = next((image for image in awaited.images if not self._is_whole(image.name)), None)
-        if lacking is None:
-            self._waiting.remove(awaited)
-            for image in awaited.images:
-                self._require_fit(image, self._encoded[image.name].num_tokens)
-            self._hold(awaited)
-            self._forget_unwanted()
-            return self._waiting != [] and self._advance(self._waiting[0])
+    def _let_go_on(self, awaited: "AwaitedImages") -> None:
+        """Hold the images of a sequence, all of which are encoded."""
+        self._waiting.remove(awaited)
+        for image in awaited.images:
+            self._require_fit(image, self._encoded[image.name].num_tokens)
+        self._hold(awaited)
+        self._forget_unwanted()
+
+    def _encode_piece(self, lacking: SequenceImage, awaited: "AwaitedImages") -> bool:
+        """Encode the next piece of an image that the first sequence lacks. False: nothing can be done now."""
         name = lacking.name
         prepared = self._prepared.get(name)
         if prepared is None:  # it was encoded, and has made room since

@@ -213,6 +213,8 @@ class BlockServer:
             self._send(reader, PeerRefused("this reader has not greeted the host"))
         elif message.identity not in caches:
             self._send(reader, NoMoreBlocks(message.read, _difference(message.identity, caches)))
+        elif message.block_bytes < 1:
+            self._send(reader, NoMoreBlocks(message.read, f"a block has no {message.block_bytes} bytes"))
         elif (reader, message.read) in self._grants:
             self._send(reader, NoMoreBlocks(message.read, "a read of this number is open"))
         else:

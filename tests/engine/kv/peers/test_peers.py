@@ -336,6 +336,18 @@ def test_a_reader_that_never_greeted_or_speaks_another_version_is_refused(hosts:
     assert hosts.take(hosts.read(0)) == 1, "the next one works"
 
 
+@pytest.mark.parametrize("size", [0, -SIZE])
+def test_a_reader_of_blocks_without_bytes_is_refused_and_holds_up_no_other(hosts: Hosts, size: int) -> None:
+    hosts.server.begin("one")
+    hosts.compute(0)
+    with Impostor(hosts.address, zmq.DEALER) as reader:
+        reader.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
+        assert isinstance(decode_from_server(reader.socket.recv()), PeerReady)
+        reader.send(ReadBlocks(0, "one", IDENTITY, size, (name(0),)))
+        assert isinstance(decode_from_server(reader.socket.recv()), NoMoreBlocks)
+        assert hosts.take(hosts.read(0)) == 1
+
+
 def test_only_who_has_the_keys_is_heard(tmp_path: Path) -> None:
     def own_pair() -> Keys:
         public, secret = zmq.curve_keypair()

@@ -1,0 +1,47 @@
+"""Who waits for an image, and when it goes on."""
+
+import math
+import time
+from array import array
+from typing import NamedTuple
+
+from engine.images.prompt import SequenceImage
+from engine.images.residency import AwaitedImages, ImageResidency
+from engine.open_sequences import OpenSequences
+from engine.plan import Chunk
+from engine.protocol import SamplingParams
+from engine.sequence import Sequence
+
+
+class OnePiece(NamedTuple):
+    pieces: tuple[str, ...] = ("all",)
+    num_tokens: int = 1
+
+
+class FakeEncoder:
+    placeholder = 1
+    token_bytes = 4
+
+    def prepare(self, data: bytes) -> OnePiece:
+        return OnePiece()
+
+    def encode(self, name: bytes, piece: object) -> None:
+        pass
+
+    def drop(self, name: bytes) -> None:
+        pass
+
+
+def test_all_that_wait_for_one_image_go_on_when_it_is_encoded_however_many_they_are() -> None:
+    residency, open_sequences = ImageResidency(FakeEncoder()), OpenSequences(lambda sequence: None)
+    image, waiting = SequenceImage(b"image", b"", 0, 1, array("q", [0]), is_cut=False), list[AwaitedImages]()
+    for number in range(2000):
+        sequence = Sequence(str(number), [1, 2], SamplingParams(max_tokens=1), images=(image,))
+        open_sequences.add(sequence)
+        assert residency.computable([Chunk.next_of(sequence, 2)], waiting.append) == []
+    until = time.monotonic() + 10
+    while not all([awaited.is_done for awaited in waiting]) and time.monotonic() < until:
+        residency.encode(time.monotonic, math.inf, open_sequences)
+    assert all([awaited.is_done for awaited in waiting])
+    assert not open_sequences.has_outputs, "none has failed"
+    residency.close()
