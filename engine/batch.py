@@ -51,9 +51,8 @@ class PackedStep(NamedTuple):
     numbers: "array[int]"  # token ids, positions, the slots of each group, those of adapters where there are some; then the following
     decode_lens: slice
     tables: list[tuple[slice, slice]]  # of each group: decodes', and prompts'
-    varlens: tuple[
-        slice, slice, slice, slice
-    ]  # starts and context lengths as int32: of decodes, if they check drafts, and prompts
+    # starts and context lengths as int32: of decodes, if they check drafts, and prompts
+    varlens: tuple[slice, slice, slice, slice]
     feeds: slice  # tokens, then rows of the choices of the step before
     logit_rows: slice
 

@@ -28,16 +28,14 @@ class ImageRows(NamedTuple):
 class Context:
     batch: Batch
     caches: Sequence[LayerCache] = ()  # of the layers that keep something of each token
-    turns: tuple[
-        tuple[torch.Tensor, torch.Tensor], ...
-    ] = ()  # cos and sin of the positions, by each of the model's rotary rules
+    # cos and sin of the positions, by each of the model's rotary rules
+    turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], what queries that do not turn are multiplied by
     images: ImageRows | None = None  # None: the step has no images
     ranks: "Communicator | None" = None  # that have other parts of the model's weights
     adapters: AdapterRows | None = None  # None: no token of the step has one
-    incoming: torch.Tensor | None = (
-        None  # [tokens, hidden], what the stage before has made of the batch; None: this is the first
-    )
+    # [tokens, hidden], what the stage before has made of the batch; None: this is the first
+    incoming: torch.Tensor | None = None
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of what the ranks have made of their parts."""

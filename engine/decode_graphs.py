@@ -27,9 +27,8 @@ WANTED_TIMES = 4  # recording costs about as much as ten steps do
 AGAIN = 8  # times as often wanted before the next attempt: all that fail take no longer than a share of the steps
 _MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 and no powers of two
 
-Outputs = tuple[
-    torch.Tensor, ...
-]  # each with a row per token: hidden states, and logits where the recording goes so far
+# Each with a row per token: hidden states, and logits where the recording goes so far.
+Outputs = tuple[torch.Tensor, ...]
 Forward = Callable[[Batch], Outputs]
 
 

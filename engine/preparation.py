@@ -60,9 +60,8 @@ def at_low_priority(work: Callable[[], T]) -> T:
     errors: list[Exception] = []
 
     def run() -> None:
-        if (
-            sys.platform == "linux"
-        ):  # there a thread has a priority of its own, which only a privileged one may raise again
+        # there a thread has a priority of its own, which only a privileged one may raise again
+        if sys.platform == "linux":
             me = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _STEPS_BACK))
         try:

@@ -23,9 +23,8 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        self._tenants: dict[
-            int, _FairShares[bytes | None]
-        ] = {}  # of each priority; None: those without a prompt in work
+        # of each priority; None: those without a prompt in work
+        self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
         """Return how many tokens each owner gets of those that its prompts want, oldest first. `waiting`: priorities in which others wait, whose
@@ -65,9 +64,8 @@ class _FairShares(Generic[Key]):
 
     def __init__(self) -> None:
         self._now = 0.0  # what one of weight 1 has had that was always served fairly
-        self._had: dict[
-            Key, float
-        ] = {}  # by each, for its weight; never less than `_now` when it began to want something
+        # by each, for its weight; never less than `_now` when it began to want something
+        self._had: dict[Key, float] = {}
         self._wanting: set[Key] = set()
 
     def begin(self, keys: Iterable[Key]) -> None:

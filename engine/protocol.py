@@ -51,12 +51,10 @@ class SamplingParams(_Value, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit); no token twice
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    num_logprobs: int | None = (
-        None  # alternatives reported beside each chosen token's own logprob; None: report nothing
-    )
-    prompt_logprobs: bool = (
-        False  # report the logprob of every prompt token but the first (prefix hits are then recomputed)
-    )
+    # alternatives reported beside each chosen token's own logprob; None: report nothing
+    num_logprobs: int | None = None
+    # report the logprob of every prompt token but the first (prefix hits are then recomputed)
+    prompt_logprobs: bool = False
     min_tokens: int = 0  # before which no end-of-sequence or stop token is chosen, delivered ones counted
     num_prompt_logprobs: int | None = None  # alternatives beside each of them; None: as many as num_logprobs says
 
@@ -130,9 +128,8 @@ class HostConfig(_Value, frozen=True):
     peer_keys: str | None = None  # a file of engine.keys, the same at all of them; None: they are on one machine
     # Devices of all ranks that share each model, this process' first; the others are its children. Sizes are each rank's own. Empty: it is alone
     group: tuple[str, ...] = ()
-    ray_address: str = (
-        "auto"  # of the cluster on whose machines the ranks "ray:cpu" and "ray:cuda" of a group are placed
-    )
+    # of the cluster on whose machines the ranks "ray:cpu" and "ray:cuda" of a group are placed
+    ray_address: str = "auto"
     stages: int = 1  # into which these ranks are divided, in their order: each has a run of the layers
     expert_parallel: bool = False  # of a layer's experts each rank of a stage has some, instead of a part of each
     redundant_experts: int = 0  # copies of each layer's busiest experts, on the ranks of a stage together
@@ -276,9 +273,8 @@ class TokenOutput(_Value, frozen=True):
     fetched_bytes_per_s: float = 0.0  # at which that host's blocks come here, as it measures; 0: not yet
     num_drafted: int = 0  # drafts that this step has checked
     num_accepted: int = 0  # of these, tokens of `token_ids`
-    device_us: int = (
-        0  # its shares of the steps since its output before: together all of the time that the device was at work
-    )
+    # its shares of the steps since its output before: together all of the time that the device was at work
+    device_us: int = 0
     queue_us: int = 0  # with the first output: from its submission until it was first admitted to a step
 
 
@@ -288,9 +284,8 @@ class DraftCounts(_Value, frozen=True):
     num_drafts: int = 0  # times that drafts of a sequence were checked
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: tuple[
-        int, ...
-    ] = ()  # of these, those that were a sequence's first, second, ... draft of a step
+    # of these, those that were a sequence's first, second, ... draft of a step
+    accepted_per_position: tuple[int, ...] = ()
     num_failures: int = 0  # drafters that were given up for a sequence
 
     def with_chunk(self, num_drafted: int, num_accepted: int) -> "DraftCounts":
@@ -364,9 +359,8 @@ class ModelInfo(_Value, frozen=True):
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
     image_token_id: int | None = None  # that stands for an image's embeddings in prompts; None: it takes no images
     kv_block_bytes: int = 0  # of one block of the KV cache, all ranks' parts of it; 0: it caches nothing
-    kv_windows: tuple[
-        int | None, ...
-    ] = ()  # of each group of layers, the tokens that a query sees; None: all before it
+    # of each group of layers, the tokens that a query sees; None: all before it
+    kv_windows: tuple[int | None, ...] = ()
 
 
 class HostPhases(_Value, frozen=True):

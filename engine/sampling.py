@@ -36,9 +36,8 @@ class Choices:
     """The next token of each row, on the device until `read`."""
 
     token_ids: torch.Tensor  # [rows] int64, on the device
-    _read: tuple[
-        torch.Tensor, torch.Tensor
-    ]  # the same and each row's highest logit, on the host once the device is done
+    # the same and each row's highest logit, on the host once the device is done
+    _read: tuple[torch.Tensor, torch.Tensor]
     _logprobs: "_Logprobs | None"
 
     def read(self) -> list[SampledToken]:

@@ -46,12 +46,10 @@ class Sequence:
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
-    epoch: int = (
-        0  # how often it has lost its blocks, at its end as well: what was launched before is not its own any more
-    )
-    awaits_tokens: bool = (
-        False  # nobody can say yet how many tokens are being chosen, or in which row they could be fed
-    )
+    # how often it has lost its blocks, at its end as well: what was launched before is not its own any more
+    epoch: int = 0
+    # nobody can say yet how many tokens are being chosen, or in which row they could be fed
+    awaits_tokens: bool = False
     share: int = 0  # of the pool, whose blocks it has: that of a rank, where ranks have sequences of their own
     tables: list[BlockTable] = field(default_factory=list)  # of each group of layers; none before it has blocks
     block_hashes: list[bytes] = field(default_factory=list)

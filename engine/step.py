@@ -82,9 +82,8 @@ class StepInput(NamedTuple):
     positions: "array[int]"
     groups: tuple[GroupInput, ...]
     logit_rows: "array[int] | None"  # tokens whose logits are wanted; None: all of them
-    feeds: tuple[
-        tuple[int, int], ...
-    ] = ()  # (token, row of the step before): what that row chose, which is known on the device alone
+    # (token, row of the step before): what that row chose, which is known on the device alone
+    feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
     begun_texts: frozenset[int] = frozenset()  # of which a part has been computed, and the rest is still wanted
@@ -192,9 +191,8 @@ class ChoiceRow(Struct, frozen=True, gc=False):
     position: int  # of the token to be chosen
     sampling: SamplingParams
     counts: CountEntries | None = None  # what its penalties and biases follow
-    mask: "array[int] | None" = (
-        None  # a bit for each token that its grammar allows, in words of 32; None: it has no grammar
-    )
+    # a bit for each token that its grammar allows, in words of 32; None: it has no grammar
+    mask: "array[int] | None" = None
 
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -252,9 +250,8 @@ def _rows(tables: "SequenceOf[array[int]]", width: int) -> BlockTables:
     blocks = array("q")
     for table in tables:
         blocks += table
-        if (
-            len(table) < width
-        ):  # padded with the sequence's own first block: whatever it holds is finite, and attention masks it
+        # padded with the sequence's own first block: whatever it holds is finite, and attention masks it
+        if len(table) < width:
             blocks += table[:1] * (width - len(table))
     return BlockTables(blocks, width)
 

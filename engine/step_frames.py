@@ -16,9 +16,8 @@ HEARTBEAT_S = 0.5
 class StepFrames:
     def __init__(self, transport: HostTransport) -> None:
         self._transport = transport
-        self._outputs: list[
-            TokenOutput
-        ] = []  # of no engine: of sequences that never reached one, or whose engine is gone
+        # of no engine: of sequences that never reached one, or whose engine is gone
+        self._outputs: list[TokenOutput] = []
         self._num_steps = 0
         self._last_frame_at = time.monotonic()
 

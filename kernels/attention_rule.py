@@ -15,9 +15,8 @@ class AttentionRule(NamedTuple):
     window: int | None = None  # the last tokens that a query sees, itself included
     sinks: Tensor | None = None  # [heads]: a score more, which takes weight and gives no value
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
-    kv_scales: Tensor | None = (
-        None  # [2] fp32, of caches in FP8: what a stored key and a stored value are multiplied by
-    )
+    # [2] fp32, of caches in FP8: what a stored key and a stored value are multiplied by
+    kv_scales: Tensor | None = None
     is_chunked: bool = False  # positions are cut into chunks of a window's length, and a query sees its own chunk's
 
     @property

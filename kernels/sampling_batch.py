@@ -30,9 +30,8 @@ class SamplingRow(NamedTuple):
 class SamplingBatch(NamedTuple):
     """The parameters of all rows on the device, and what the host must know of them without waiting for it."""
 
-    integers: (
-        Tensor  # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
-    )
+    # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost that min-p allows
+    integers: Tensor
     reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 where it is used; top_p (1: off)
     drawn: tuple[int, ...]  # rows whose temperature is not 0
     truncates: bool  # by top-k or top-p, in any row

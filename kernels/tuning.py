@@ -50,9 +50,8 @@ class SplitKTile(NamedTuple):
 
 
 Table = dict[Sizes, SplitKTile]
-Clock = Callable[
-    [Sequence[Callable[[], object]]], float
-]  # seconds that one of several equal calls takes, on other memory each
+# Seconds that one of several equal calls takes, on other memory each.
+Clock = Callable[[Sequence[Callable[[], object]]], float]
 
 
 def best_tile(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:

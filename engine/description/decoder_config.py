@@ -103,10 +103,8 @@ class DecoderConfig:
     ) -> list[WeightShape]:
         """Return the tensors of a layer's attention, and its norms of hidden states."""
         heads, kv_heads, dim, wide = self.num_heads, self.num_kv_heads, self.head_dim, bool(self.norm.offset)
-        sizes, names = (
-            [heads * dim, kv_heads * dim, kv_heads * dim],
-            [f"{name}.self_attn.{part}_proj" for part in "qkv"],
-        )
+        sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+        names = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
         found = [
             *projections("attention", names, sizes, self.hidden_size, bias=qkv_bias, unit=dim),
             *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * dim, bias=o_bias, unit=dim),

@@ -75,10 +75,8 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
 
 def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
     """Layers that turn their queries and keys attend within chunks, which keep no more than a window of a chunk's length."""
-    chunk, interval = (
-        positive_int(config, "attention_chunk_size", 8192),
-        positive_int(config, "no_rope_layer_interval", 4),
-    )
+    chunk = positive_int(config, "attention_chunk_size", 8192)
+    interval = positive_int(config, "no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
     if not isinstance(turns, list) or len(turns) < num_layers:
         raise CheckpointError(

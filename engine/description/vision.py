@@ -44,10 +44,8 @@ class TiledVision(NamedTuple):
         refuse_unless(config, "multi_modal_projector_bias", False)
         hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
         patch = positive_int(config, "patch_size")
-        merge, inner = (
-            round(1 / positive_number(config, "pixel_shuffle_ratio", 0.5)),
-            positive_int(config, "intermediate_size"),
-        )
+        merge = round(1 / positive_number(config, "pixel_shuffle_ratio", 0.5))
+        inner = positive_int(config, "intermediate_size")
         joined, output = positive_int(config, "projector_input_dim"), positive_int(config, "vision_output_dim")
         side = positive_int(config, "image_size") // patch
         if hidden % (4 * heads) or side % merge or inner != hidden * merge**2:
@@ -102,10 +100,8 @@ class PatchedVision(NamedTuple):
         refuse_unless(config, "pos_emb_type", "divided_fixed")
         own = "vt_hidden_size" in config
         prefix, positions = ("vt_", "init_pos_emb") if own else ("", "pos_emb")
-        hidden, heads = (
-            positive_int(config, f"{prefix}hidden_size"),
-            positive_int(config, f"{prefix}num_attention_heads"),
-        )
+        hidden = positive_int(config, f"{prefix}hidden_size")
+        heads = positive_int(config, f"{prefix}num_attention_heads")
         merge = config.get("merge_kernel_size") or (2, 2)
         if hidden % (4 * heads) or len(set(merge)) != 1:
             raise CheckpointError(

@@ -20,9 +20,8 @@ class DraftWords(NamedTuple):
     """The drafters that were asked for."""
 
     names: tuple[str, ...] = ()  # of those that look something up, in the order in which they are asked
-    model: str | None = (
-        None  # "draft", "eagle3" or "mtp": the one with weights, which is asked where the others have nothing
-    )
+    # "draft", "eagle3" or "mtp": the one with weights, which is asked where the others have nothing
+    model: str | None = None
     directory: Path | None = None  # of its weights; None: they are in the model's checkpoint
 
     @classmethod

@@ -45,12 +45,10 @@ class _State:
     spent_s: dict[str, float] = field(default_factory=dict)  # by drafter, less what the steps took meanwhile
     kinds: tuple[str, ...] = ()  # of the drafts that are being checked
     expected: float = 0.0  # how many of them are right
-    looking_s: float | None = (
-        None  # what looking for drafts takes; a moving average without the first, which reads the prompt
-    )
-    looks: AcceptanceRates = field(
-        default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0)
-    )  # right drafts of each
+    # what looking for drafts takes; a moving average without the first, which reads the prompt
+    looking_s: float | None = None
+    # right drafts of each
+    looks: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0))
     num_vain: int = 0  # looks in a row that led to no draft
     rest: int = 0  # steps before the next
 

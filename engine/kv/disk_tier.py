@@ -156,9 +156,8 @@ class DiskTier:
 
     def _scan_segment(self, path: Path) -> None:
         segment = Segment(path)
-        self._segments[segment] = (
-            None  # at once: what is found in it may be read before the rest, which may not be readable
-        )
+        # at once: what is found in it may be read before the rest, which may not be readable
+        self._segments[segment] = None
         try:
             for found in segment.scan():
                 if found is None:

@@ -69,9 +69,8 @@ class BlockManager:
             self._pool.register(sequence.tables[group].blocks[place], name)
         lost = prefix.missing[num_arrived:]
         sequence.num_registered_blocks = lost[0][0] if lost else prefix.num_blocks
-        if lost and any(
-            table.first for table in sequence.tables
-        ):  # what a window sees behind a shorter prefix is not there
+        # what a window sees behind a shorter prefix is not there
+        if lost and any(table.first for table in sequence.tables):
             held = [pair for table in sequence.tables for pair in table.pairs()]
             sequence.num_registered_blocks = 0
             if all([self._pool.generations[block] == generation for block, generation in held]):

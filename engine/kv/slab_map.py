@@ -15,9 +15,8 @@ class SlabMap:
         """`clear` zeroes a slab; free slabs hold zeros."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
-        self.lock = (
-            RLock()
-        )  # models are opened and closed by the loader's thread, everything else happens in the host's
+        # models are opened and closed by the loader's thread, everything else happens in the host's
+        self.lock = RLock()
         self.arrivals = count()  # numbers sequences across all models
         self.schedules = count(1)  # likewise schedules
         self.owners: list[Lease | Reservation | None] = [None] * num_slabs

@@ -134,9 +134,8 @@ class TieredCache(Tiers):
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         places = set(map(self.place_of, hashes))
         found = [tier for tier in self._behind if tier.kind in places]
-        source = (
-            found[-1] if found else self._behind[0]
-        )  # it has failed since: the sequence will wait in vain, and compute
+        # it has failed since: the sequence will wait in vain, and compute
+        source = found[-1] if found else self._behind[0]
         return self._begin(source.read(hashes, self._block_bytes))
 
     def take_read(self, owner: Hashable, transfer: Transfer) -> int:

@@ -18,10 +18,8 @@ from cryptography.x509.oid import NameOID
 from engine.parallel.channel import RankChannel
 
 _HANDSHAKE_S = 10.0  # of another machine at work; a stranger who says nothing holds a group's start up for as long
-_ALWAYS = (
-    datetime.datetime(2000, 1, 1),
-    datetime.datetime(2200, 1, 1),
-)  # it lives as long as its group, whatever clocks say
+# A certificate lives as long as its group, whatever clocks say.
+_ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 
 
 def new_group_key() -> bytes:

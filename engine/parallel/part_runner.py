@@ -36,9 +36,8 @@ class BegunStep(NamedTuple):
     hidden: torch.Tensor | None  # behind the last layer; None: other stages go on
     logit_rows: torch.Tensor | None  # tokens whose logits are wanted; None: all of them
     computed_s: float
-    shares: StepShares | None = (
-        None  # of ranks that have sequences of their own: `hidden` has the wanted rows of this one alone
-    )
+    # of ranks that have sequences of their own: `hidden` has the wanted rows of this one alone
+    shares: StepShares | None = None
 
 
 class PartRunner(ModelRunner):

@@ -62,9 +62,8 @@ def lossless_bytes(rows: int, columns: int) -> int:
     """Count the bytes of a plain bf16 matrix that is kept in 12 bits, where that is worth it."""
     groups, rest = divmod(columns, _LOSSLESS_GROUP)
     codes = groups * _LOSSLESS_GROUP * 3 // 2 + (192 if rest > _LOSSLESS_GROUP // 2 else 128 if rest else 0)
-    taken = int(
-        rows * (codes + _LOSSLESS_ROW_BYTES)
-    )  # escapes are 31 in a million of Ember's weights, of four bytes each
+    # escapes are 31 in a million of Ember's weights, of four bytes each
+    taken = int(rows * (codes + _LOSSLESS_ROW_BYTES))
     return taken if taken <= _LOSSLESS_WORTH * 2 * rows * columns else 2 * rows * columns
 
 

@@ -22,9 +22,8 @@ from engine.weights.bundle_file import BundleFile
 log = logging.getLogger(__name__)
 
 _MOST_MAPS = 16  # the latest
-_MOST_COPIES = (
-    256  # under way: a call that finds the driver's queue full waits there, and other threads for the interpreter
-)
+# Under way: a call that finds the driver's queue full waits there, and other threads for the interpreter.
+_MOST_COPIES = 256
 
 
 class _Map(NamedTuple):

@@ -60,9 +60,8 @@ class Operation:
     arithmetic: float = 0.0  # the same in unit roundoffs of fp32, in which every form computes; say why beside it
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite, of which nothing is promised
-    rows: tuple[
-        str, ...
-    ] = ()  # arguments along whose first dimension, and that of all results, a large call can be checked in parts
+    # arguments along whose first dimension, and that of all results, a large call can be checked in parts
+    rows: tuple[str, ...] = ()
     triton: str = ""  # module and function below kernels.triton, such as "linear.gemv", where `function` declares none
     # Torch's own, by name, with the same arguments.
     rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

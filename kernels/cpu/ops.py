@@ -223,12 +223,8 @@ def add_lora(
     outputs, parts = y.shape[1], len(ends)
     row_stride, column_stride = x.stride()
     slot_stride, part_stride, place_stride = places.stride()
-    p_y, p_x, p_adapters, p_numbers = (
-        y.data_ptr(),
-        x.data_ptr(),
-        adapters.data_ptr(),
-        places.data_ptr() | slots.data_ptr(),
-    )
+    p_y, p_x, p_adapters = y.data_ptr(), x.data_ptr(), adapters.data_ptr()
+    p_numbers = places.data_ptr() | slots.data_ptr()
     if (
         y.shape[0] != tokens
         or not 0 < parts <= 3

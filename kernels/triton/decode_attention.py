@@ -119,9 +119,8 @@ def attend(
 
 def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, int]:
     """Rows, keys and warps of a tile, for the queries' type."""
-    if (
-        bytes_per_value == 4
-    ):  # no tensor cores under ieee precision: with more rows or fewer warps registers are spilled
+    # no tensor cores under ieee precision: with more rows or fewer warps registers are spilled
+    if bytes_per_value == 4:
         return 16, max(16, min(64, 4096 // dim)), 8
     return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
 

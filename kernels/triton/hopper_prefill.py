@@ -77,9 +77,8 @@ def _attend(
         whole_end = tl.maximum(begin, (prefix + 1) // TILE * TILE)  # every query sees the keys of the tiles before
         if WINDOW != NO_WINDOW:
             all_seen = first_seen(prefix + ROWS - 1, window, WINDOW)
-            whole_begin = tl.minimum(
-                (all_seen + TILE - 1) // TILE * TILE, end
-            )  # the last query sees the tiles from here on whole
+            # the last query sees the tiles from here on whole
+            whole_begin = tl.minimum((all_seen + TILE - 1) // TILE * TILE, end)
             i, block, top, total, result = _meet(
                 i, block, top, total, result, queries, keys, values, k, v, table, key, inside, position,
                 begin, whole_begin, first_block, last_block, cache_block, scale, window, SCORES, SUMS, BLOCK_SIZE, ROWS, TILE, True, WINDOW,

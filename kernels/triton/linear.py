@@ -23,9 +23,8 @@ _SCRATCH_BYTES = 128 << 20  # of decoded rows
 # Of few tokens: with 4096 columns the L2 still has them when cuBLAS reads them (64 rows of x and INT4 of 28672 x 4096 took 206 us on an H100 in two
 # parts, 162 in seven), and fewer would not fill cuBLAS's tiles (512 rows and 4096 x 14336: 180 us in four parts, whole 131).
 _NEAR_ROWS, _NEAR_TOKENS = 4096, 512
-_GROUP_TILES = (
-    8  # tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2
-)
+# Tiles of x that take turns with one another at the same rows of the weight, so that both stay in the L2.
+_GROUP_TILES = 8
 
 
 class Tile(NamedTuple):

@@ -24,9 +24,8 @@ from kernels.triton.routing import MOST_EXPERTS
 from kernels.triton.tiles import multiply
 from kernels.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
 
-_MOST_COMPARED = (
-    4096  # pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch
-)
+# Pairs of token and expert: up to it each finds its place by comparing itself with all others, in one launch.
+_MOST_COMPARED = 4096
 WARPS = 2  # that share rows of a weight of four bits
 # Rows an expert on average that meet one in registers, and from which on experts are decoded into memory. Of 512 for each of 32 experts in MXFP4 of
 # 2880 x 2880 an H100 took 5.8 ms, decoding them tile by tile; it decodes them into memory within 0.8, and takes 2.0 for what is there.

@@ -115,9 +115,8 @@ def _count(
             values = tl.load(logits + row * row_stride + token, mask=token < end, other=float("-inf"))
             cost = tl.where(token < end, _cost(values, top, scale), _FAR)
             counts += tl.histogram(tl.minimum(cost >> _BIN_BITS, BINS - 1), BINS)
-            counts -= tl.where(
-                bins == BINS - 1, tl.maximum(start + TILE - end, 0), 0
-            )  # what lies behind the vocabulary
+            # what lies behind the vocabulary
+            counts -= tl.where(bins == BINS - 1, tl.maximum(start + TILE - end, 0), 0)
         tl.atomic_add(histogram + row * BINS + bins, counts, mask=counts > 0)
 
 
@@ -279,9 +278,8 @@ def _pick(
     word_0, word_1, _, _ = tl.philox(
         seed, (position & 0xFFFFFFFF).to(tl.uint32), ((position >> 32) & 0xFFFFFFFF).to(tl.uint32), 0, 0
     )
-    number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(
-        tl.float64
-    ) * 1.1102230246251565e-16  # 2**-53
+    # 2**-53
+    number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
     number = tl.where(wide_scale < _GREEDY, number, 0.0)  # the first of the likeliest
     ends = tl.cumsum(sure, axis=0)
     kept = tl.sum(sure, axis=0)

@@ -84,9 +84,8 @@ def write_part(
         total = tl.where(is_row & (total > 0.0), total, 1.0)
         tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
-        tl.store(
-            target, result * factor, mask=inside & (total > 0.0)[:, None]
-        )  # of a split that saw nothing nothing is read
+        # of a split that saw nothing nothing is read
+        tl.store(target, result * factor, mask=inside & (total > 0.0)[:, None])
         tl.store(tops + line * splits + split, top, mask=is_row)
         tl.store(sums + line * splits + split, total, mask=is_row)
 

@@ -52,10 +52,8 @@ _BATCH_BYTES = 4 << 20  # announced at once
 _WINDOW_BYTES = 32 << 20  # announced to one reader and not copied yet
 # The same where the bytes are sent along, at most: at a distance of 50 ms the window moves 160 MB/s
 _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
-_SENT_BATCH_S, _SENT_WINDOW_S = (
-    0.5,
-    2.0,
-)  # and by measured rate: a batch must take less than a reader's patience, SILENCE_S
+# and by measured rate: a batch must take less than a reader's patience, SILENCE_S
+_SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
 _FIRST_SENT_BYTES = 128 << 10  # at once, before there is a measurement: half a second at 2 Mbit/s
 _LATE_S = 1.0  # by which a sequence may begin after its reader, and its last blocks be stored after its end
 _REMEMBERED = 1024  # sequences that have ended

@@ -63,9 +63,8 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    bytes_per_s: float = (
-        0.0  # at which this reader has copied what came before, in this read and others; 0: not measured yet
-    )
+    # at which this reader has copied what came before, in this read and others; 0: not measured yet
+    bytes_per_s: float = 0.0
 
 
 class BlocksCopied(msgspec.Struct, frozen=True, tag=True):

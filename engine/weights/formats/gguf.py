@@ -56,11 +56,8 @@ class GgufFormat(WeightFormat):
 
     def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Weight:
         kinds = [self._kind(loader, part) for part in parts]
-        name, rows, columns = (
-            stacked_name([part.name for part in parts]),
-            [part.rows.size for part in parts],
-            parts[0].columns.size,
-        )
+        name = stacked_name([part.name for part in parts])
+        rows, columns = [part.rows.size for part in parts], parts[0].columns.size
         is_int4 = set(kinds) == {"q4_0"}
         width, dtype = (columns // 2, torch.uint8) if is_int4 else (columns, torch.int8)
         codes = loader.take(f"{name}.codes", (sum(rows), width), dtype)
