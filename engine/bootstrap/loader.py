@@ -25,6 +25,7 @@ from engine.struct import replace
 from engine.weights.digests import check_sound, fingerprint
 from kernels.cpu import functions
 from kernels.cpu.build import BuildError
+from kernels.cpu.mapped_file import opened
 from kernels.torch_build import has_gpus
 
 if TYPE_CHECKING:
@@ -147,11 +148,8 @@ def find_model(spec: ModelSpec, config: HostConfig) -> BootstrapModel | None:
 
 def _read(path: Path) -> tuple[BootstrapProgram, int]:
     """Return the program, and where its weights begin in the file."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path) as fd:
         return read(fd)
-    finally:
-        os.close(fd)
 
 
 def _engine(

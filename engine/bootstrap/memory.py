@@ -4,12 +4,10 @@ Knows files and addresses; refuses to know what is computed.
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
-from engine.bootstrap.program import Address, BootstrapProgram, FileRange
-from kernels.cpu.mapped_file import MappedFile, MappedParts, OpenRange, Zeros
+from engine.bootstrap.program import Address, BootstrapProgram
+from kernels.cpu.mapped_file import MappedFile, MappedParts, Zeros, map_parts, opened
 
 
 class ProgramMemory:
@@ -30,7 +28,9 @@ class ProgramMemory:
                 (part,) = weight.parts
                 weights.append(self._map(directory / part.file).address + part.start)
             else:
-                weights.append(self._join(directory, weight.parts))
+                joined = map_parts((directory / part.file, part.start, part.num_bytes) for part in weight.parts)
+                self._joined.append(joined)
+                weights.append(joined.address)
         self._addresses = {
             "weight": weights,
             "input": [self.inputs.address],
@@ -43,20 +43,6 @@ class ProgramMemory:
 
     def _map(self, file: Path) -> MappedFile:
         if file not in self._maps:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened(file) as fd:
                 self._maps[file] = MappedFile(fd, os.fstat(fd).st_size)
-            finally:
-                os.close(fd)
         return self._maps[file]
-
-    def _join(self, directory: Path, parts: Sequence[FileRange]) -> int:
-        with ExitStack() as files:
-            opened = []
-            for part in parts:
-                fd = os.open(directory / part.file, os.O_RDONLY | os.O_CLOEXEC)
-                files.callback(os.close, fd)
-                opened.append(OpenRange(fd, part.start, part.num_bytes))
-            joined = MappedParts(opened)
-        self._joined.append(joined)
-        return joined.address

@@ -127,23 +127,20 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
 
 def remove_partial(path: Path) -> None:
     """Remove what dead writers of the bundle at `path` have left."""
-    for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
-        try:
-            fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # another process was quicker
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(partial)
-            log.info("removed a bundle that its writer did not finish: %s", partial)
-        except OSError:  # its writer lives
-            pass
-        finally:
-            os.close(fd)
+    for partial, is_locked in _partials(path):
+        if not is_locked:
+            with suppress(OSError):
+                os.unlink(partial)
+                log.info("removed a bundle that its writer did not finish: %s", partial)
 
 
 def is_being_written(path: Path) -> bool:
     """Tell whether a process that lives, perhaps this one, writes the bundle at `path`."""
+    return any(is_locked for _, is_locked in _partials(path))
+
+
+def _partials(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield what writers of the bundle at `path` have begun, and whether the writer lives; a dead one's is locked until the next is asked for."""
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:
             fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -151,11 +148,13 @@ def is_being_written(path: Path) -> bool:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = False
         except OSError:
-            return True
+            is_locked = True
+        try:
+            yield partial, is_locked
         finally:
             os.close(fd)
-    return False
 
 
 def _create(path: Path) -> tuple[Path, int]:

@@ -23,6 +23,7 @@ from zlib import crc32
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import weight_files
 from kernels.cpu import durable
+from kernels.cpu.mapped_file import opened
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +55,13 @@ def _of_directory(directory: Path, is_dated: bool) -> bytes:
 
 def _of_file(file: Path, is_dated: bool) -> bytes:
     digest = blake2b(digest_size=32)
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(file) as fd:
         state = os.fstat(fd)
         digest.update(repr((file.name, state.st_size, state.st_mtime_ns if is_dated else 0)).encode())
         header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
         digest.update(os.pread(fd, min(header_bytes, _MAX_HEADER_BYTES), 8))
         for i in range(_SAMPLES):
             digest.update(os.pread(fd, _SAMPLE_BYTES, max(0, state.st_size * (i + 1) // _SAMPLES - _SAMPLE_BYTES)))
-    finally:
-        os.close(fd)
     return digest.digest()
 
 

@@ -20,6 +20,7 @@ from engine.errors import CheckpointError
 from engine.weights.checkpoint import StoredTensor
 from engine.weights.staging import Copier, Staging, copy, make_copier
 from kernels.cpu.finite import is_finite, total_of
+from kernels.cpu.mapped_file import opened
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
@@ -33,9 +34,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # As much as a core's share of the last cache, where a chunk still is when its values are checked.
 CHUNK_BYTES = 4 << 20
 _MAPPED_CHUNKS = 8  # make one of what is only checked, and need be in no cache
-_COPIED_CHUNKS = (
-    4  # make one of what a device copies: each takes the interpreter some 80 us, in which a bus moves 4 MiB
-)
+# Make one of what a device copies: each takes the interpreter some 80 us, in which a bus moves 4 MiB.
+_COPIED_CHUNKS = 4
 # Of memory that is only checked: what comes more slowly comes from a disk.
 _DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
@@ -273,11 +273,8 @@ def read_stored(stored: StoredTensor) -> torch.Tensor:
     if stored.dtype not in DTYPES:
         raise CheckpointError(f"{stored.file.name} holds tensors of type {stored.dtype}; known are {', '.join(DTYPES)}")
     memory = torch.empty(stored.end - stored.start, dtype=torch.uint8)
-    fd = os.open(stored.file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(stored.file) as fd:
         read_into(fd, stored.file, stored.start, as_bytes(memory))
-    finally:
-        os.close(fd)
     whole = memory.view(DTYPES[stored.dtype]).view(stored.shape)
     return whole[:, *stored.inner] if stored.inner else whole
 

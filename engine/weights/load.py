@@ -162,15 +162,7 @@ class WeightLoad(Generic[ModelT]):
         source = self._source
         bundle = lay_out(identity, source.facts, self._wanted)
         with new_bundle(path, bundle) as new:
-            allocate = BundleMemory(new.memory, bundle).take
-            storage: BundleStorage | CheckpointStorage
-            if source.packed is not None:
-                storage = BundleStorage(source.packed.bundle, allocate, source.packed.path)
-                self._lay_out(storage, META)
-            else:
-                storage = CheckpointStorage(source.checkpoint, allocate)
-                self._lay_out(storage, META)
-                source.checkpoint.refuse_unrequested()
+            storage = self._lay_out_stored(BundleMemory(new.memory, bundle).take, META)
             fill(storage.jobs, on_progress=self._report, write=new.write)
             source.check_unchanged()
         self._phases.end("weights")
@@ -178,15 +170,7 @@ class WeightLoad(Generic[ModelT]):
     def _write_coded(self, path: Path) -> None:
         """Code matrices on their way into the bundle: of what is too small to be served from its own pages, and for a GPU."""
         source = self._source
-        _, allocate = self._private(self._wanted)
-        storage: BundleStorage | CheckpointStorage
-        if source.packed is not None:
-            storage = BundleStorage(source.packed.bundle, allocate, source.packed.path)
-        else:
-            storage = CheckpointStorage(source.checkpoint, allocate)
-        self._lay_out(storage, torch.device("cpu"))
-        if source.packed is None:
-            source.checkpoint.refuse_unrequested()
+        storage = self._lay_out_stored(self._private(self._wanted)[1], torch.device("cpu"))
         fill(storage.jobs, storage.tasks, self._report)
         # a GPU's products of experts read no codes
         matrices = {
@@ -200,6 +184,17 @@ class WeightLoad(Generic[ModelT]):
                 pass
             source.check_unchanged()
         self._phases.end("weights")
+
+    def _lay_out_stored(self, allocate: Allocate, device: torch.device) -> BundleStorage | CheckpointStorage:
+        """Lay the model out, to be filled from its packed file or its checkpoint."""
+        if (packed := self._source.packed) is not None:
+            storage = BundleStorage(packed.bundle, allocate, packed.path)
+            self._lay_out(storage, device)
+            return storage
+        own = CheckpointStorage(self._source.checkpoint, allocate)
+        self._lay_out(own, device)
+        self._source.checkpoint.refuse_unrequested()
+        return own
 
     def _load_bundle(self, file: BundleFile) -> FilledModel[ModelT]:
         memory: torch.Tensor | None = None

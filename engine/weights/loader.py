@@ -7,6 +7,7 @@ each is given its own rows or columns.
 
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate
 
 import torch
@@ -68,23 +69,20 @@ class WeightLoader:
         return self._storage.look(expected)
 
     def with_dtype(self, dtype: torch.dtype) -> "WeightLoader":
-        loader = WeightLoader(
-            self._storage, dtype, self.device, self._format, self._keeps_packed, self.shard, self._reads_codes
-        )
-        loader.projections = None  # they are of the model's own type
-        return loader
+        return self._changed(dtype=dtype)
 
     def unshared(self) -> "WeightLoader":
         """Return a loader of the same model that gives this rank whole tensors."""
-        loader = WeightLoader(
-            self._storage, self.dtype, self.device, self._format, self._keeps_packed, WHOLE, self._reads_codes
-        )
-        loader.projections = None
-        return loader
+        return self._changed(shard=WHOLE)
 
     def unpacked(self) -> "WeightLoader":
         """Return a loader of the same model whose matrices are plain, whatever their format."""
-        return WeightLoader(self._storage, self.dtype, self.device, self._format, False, self.shard)
+        return self._changed(_keeps_packed=False)
+
+    def _changed(self, **attributes: object) -> "WeightLoader":
+        loader = copy(self)
+        vars(loader).update(attributes, matrices={}, projections=None)
+        return loader
 
     def has_rows(self, names: Sequence[str]) -> bool:
         """Tell whether the checkpoint has the tensors that `rows` would ask for."""
@@ -176,10 +174,8 @@ class WeightLoader:
         spans = [AxisRange(rows, 0, rows)]
         if not part.is_whole:
             spans = [AxisRange(rows, i + part.start, i + part.end) for i in range(0, rows, part.total)]
-        stacks, format = (
-            [ExpertStack(name, experts, span, of_columns, are_pairs) for span in spans],
-            self._format_of(name),
-        )
+        stacks = [ExpertStack(name, experts, span, of_columns, are_pairs) for span in spans]
+        format = self._format_of(name)
         if format is not PLAIN and self._keeps_packed:
             (stack,) = stacks
             return format.lay_out_stack(self, stack)

@@ -7,7 +7,6 @@ jobs; filling.py does them.
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
 from engine.weights.filling import DTYPES, NAMES, Job, Make, is_stored_as, read_stored
 from kernels.cpu import pages
-from kernels.cpu.mapped_file import MappedParts, OpenRange, can_join
+from kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
@@ -259,13 +258,7 @@ class MappedTensors:
         return self._files[part.file][part.start : part.start + part.num_bytes]
 
     def _joined(self, parts: Sequence[StoredRange]) -> torch.Tensor:
-        with ExitStack() as files:
-            opened = []
-            for part in parts:
-                fd = os.open(part.file, os.O_RDONLY | os.O_CLOEXEC)
-                files.callback(os.close, fd)
-                opened.append(OpenRange(fd, part.start, part.num_bytes))
-            mapped = MappedParts(opened)
+        mapped = map_parts(parts)
         memory = pages.tensor_of(mapped)
         self._mapped.append(_addresses(memory))
         self.tasks.append(mapped.populate)
@@ -277,11 +270,8 @@ def _addresses(memory: torch.Tensor) -> tuple[int, int]:
 
 
 def _map(file: Path) -> torch.Tensor:
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(file) as fd:
         return pages.map_file(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
 
 
 class BundleMemory:

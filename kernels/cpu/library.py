@@ -81,19 +81,8 @@ class Library:
         (rows, columns), (outputs, _), dtype = x.shape, weight.shape, x.dtype
         y = x.new_empty((rows, outputs))
         function = self.function_of(rows, dtype)
-        function(
-            x.data_ptr(),
-            weight.data_ptr(),
-            None,
-            y.data_ptr(),
-            rows,
-            outputs,
-            columns,
-            columns,
-            0,
-            False,
-            torch.get_num_threads(),
-        )
+        addresses = (x.data_ptr(), weight.data_ptr(), None, y.data_ptr())
+        function(*addresses, rows, outputs, columns, columns, 0, False, torch.get_num_threads())
 
     def function_of(self, rows: int, dtype: torch.dtype) -> Function:
         return self.linear[dtype] if rows <= self.few_rows[dtype] else self.gemm[dtype]

@@ -7,8 +7,10 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 HUGE_PAGE = 2 << 20
@@ -75,6 +77,21 @@ class MappedParts:
     def populate(self) -> None:
         """Make page table entries for all of it at once. A refusal changes only the speed, and is ignored."""
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
+
+
+def map_parts(parts: Iterable[tuple[Path, int, int]]) -> MappedParts:
+    """Map parts of files, each by its file, beginning and length. Raises OSError."""
+    with ExitStack() as files:
+        return MappedParts([OpenRange(files.enter_context(opened(file)), *part) for file, *part in parts])
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[int]:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
