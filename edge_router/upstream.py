@@ -270,8 +270,6 @@ class UpstreamResponse:
         self._pace = pace
         self._is_done = False
         self._silent_since: float | None = None
-        if relay is not None:
-            upstream.silence.watched.add(self)
 
     @property
     def has_answered(self) -> bool:
@@ -310,6 +308,8 @@ class UpstreamResponse:
         return connection.transport, connection.response.switched or b""
 
     def __enter__(self) -> "UpstreamResponse":
+        if self._relay is not None:
+            self._upstream.silence.watched.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

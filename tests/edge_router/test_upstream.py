@@ -316,6 +316,13 @@ async def test_a_site_that_sends_heartbeats_is_at_work_when_most_of_the_time_is_
         assert [type(each) for each in await anext(response)] == [Forward]
 
 
+async def test_a_site_that_sent_heartbeats_and_is_lost_has_failed_and_is_waited_for_no_more() -> None:
+    attempt = Attempt()
+    await attempt.hears(MARKED + chunk(b": keep-alive\n\n"))
+    attempt.attempt.site_lost("it does not answer")
+    assert (await attempt.failure()).kind == "silent"
+
+
 def streaming(attempt: Attempt) -> tuple[bytes, ...]:
     return (MARKED + chunk(b":pl [0,[7]]\ndata: a\n\n"),)
 
