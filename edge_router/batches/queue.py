@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,16 +119,18 @@ class BatchQueue:
 
     def _next_lane(self) -> "_Lane | None":
         """Return the one whose owner has been served the longest ago, of those for whose model there is room."""
-        lanes = [lane for lane in self._lanes.values() if not lane.is_empty and self._has_room(lane.model)]
-        turns: dict[str, int] = {}
+        turns, num_open = Counter[str](), Counter[str]()
         for lane in self._lanes.values():
-            turns[lane.owner] = max(turns.get(lane.owner, 0), lane.turn)
+            turns[lane.owner] = max(turns[lane.owner], lane.turn)
+            num_open[lane.model] += lane.num_open
+        has_room = {model: self._has_room(model, number) for model, number in num_open.items()}
+        lanes = [lane for lane in self._lanes.values() if not lane.is_empty and has_room[lane.model]]
         return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
 
-    def _has_room(self, model: str) -> bool:
+    def _has_room(self, model: str, num_open: int) -> bool:
+        """`num_open`: requests for the model that are under way."""
         sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
         serving = [each for each in sites if each.view().model(model) is not None] or sites
-        num_open = sum(lane.num_open for lane in self._lanes.values() if lane.model == model)
         return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
 
     async def _answer(self, lane: "_Lane", request: WaitingRequest) -> None:

@@ -17,6 +17,7 @@ from wire.errors import ApiError
 KEPT_S = 24 * 3600  # results, behind a batch's end; and a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch is answered, or what is left of it is not
 MOST_WAITING = 100_000  # requests of one owner
+MOST_MODELS = 100  # that one owner's waiting requests are for: each model has a place of its own in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
 PART_BYTES = 1 << 20  # of a file that is read
@@ -174,11 +175,15 @@ class BatchStore:
                 raise ApiError(
                     "quota_exceeded", f"more than {MOST_BATCHES} batches of yours would be kept", retry_after_s=60
                 )
-            waiting = "SELECT COUNT(*) FROM requests WHERE owner = ? AND status IS NULL"
-            if connection.execute(waiting, (batch.owner,)).fetchone()[0] + len(lines) > MOST_WAITING:
+            waiting = "SELECT model, COUNT(*) FROM requests WHERE owner = ? AND status IS NULL GROUP BY model"
+            numbers = dict(connection.execute(waiting, (batch.owner,)).fetchall())
+            if sum(numbers.values()) + len(lines) > MOST_WAITING:
                 raise ApiError(
                     "quota_exceeded", f"more than {MOST_WAITING} requests of yours would wait", retry_after_s=60
                 )
+            if len(numbers.keys() | {line.model for line in lines}) > MOST_MODELS:
+                sentence = f"requests of yours for more than {MOST_MODELS} models would wait"
+                raise ApiError("quota_exceeded", sentence, retry_after_s=60)
             marks = ", ".join("?" * len(batch))
             connection.execute(f"INSERT INTO batches ({', '.join(batch._fields)}) VALUES ({marks})", batch)
             rows = [(batch.id, batch.owner, line.model, line.name, line.body) for line in lines]

@@ -179,10 +179,24 @@ async def test_there_is_room_where_a_site_that_serves_the_model_is_idle(
 ) -> None:
     made = Made(tmp_path)
     cast("Any", made).selector = SimpleNamespace(backends=dict(enumerate(sites)))
-    made.queue.added("acme", {"ember", "other"})
-    made.queue._lanes["acme", "ember"].num_open = num_open
-    made.queue._lanes["acme", "other"].num_open = 99
-    assert made.queue._has_room("ember") is has_room
+    for owner in ("acme", "bob"):
+        made.queue.added(owner, {"ember", "other"})
+        made.queue._lanes[owner, "other"].num_open = 99
+    made.queue._lanes["bob", "ember"].num_open = num_open
+    lane = made.queue._next_lane()
+    assert (lane is not None and (lane.owner, lane.model) == ("acme", "ember")) is has_room
+    await made.queue.close()
+
+
+async def test_sites_are_looked_at_once_for_each_model_however_many_wait_for_it(tmp_path: Path) -> None:
+    made, site = Made(tmp_path), backend()
+    view, looks = site.view(), []
+    site.view = lambda: looks.append(view) or view
+    cast("Any", made).selector = SimpleNamespace(backends={"ams1": site})
+    for owner in ("acme", "bob", "carol"):
+        made.queue.added(owner, {"ember", "other"})
+    assert made.queue._next_lane() is not None
+    assert len(looks) == 2
     await made.queue.close()
 
 

@@ -181,6 +181,11 @@ def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
     asked(store, "c", "d", id="batch_2", owner="bob")
     answer(store)
     asked(store, "c", "d", id="batch_3")
+    monkeypatch.setattr(batch_store, "MOST_MODELS", 2)
+    several = [AskedLine("a", model, b"{}") for model in ("ember", "b", "c")]
+    with pytest.raises(ApiError, match="for more than 2 models would wait"):
+        store.add(asked(store, id="batch_4", owner="dave")._replace(id="batch_5"), several)
+    store.add(asked(store, "e", id="batch_6", owner="dave")._replace(id="batch_5"), several[:2])
     store.add_file("carol", "a", "batch", b"x" * 6, 0)
     file = store.add_file("carol", "b", "batch", b"x" * 4, 0)
     with pytest.raises(ApiError, match="MiB of files"):
