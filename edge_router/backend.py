@@ -3,8 +3,9 @@
 Joins what is known and tells when it changes; who probes, who sends and who chooses are other files' business.
 """
 
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_router.lateness import TOLERANCE, Lateness
@@ -32,10 +33,12 @@ class Backend:
         self._health = health
         self._clock = clock
         self.probed = ProbedState(health, clock)
-        self._requests = InflightRequests(self._changed)
-        self._ejection = OutlierEjection(clock)
+        self.open: set[Ticket] = set()
+        self.pending = TicketQueue()  # sent since the site published its status, and not yet answering
+        self.unanswered = TicketQueue()  # held to a time, whatever the status says
+        self.ejection = OutlierEjection(clock)
         self._lateness = Lateness(clock)
-        self._view: _CachedView | None = None
+        self._view: _CachedView | None = None  # None: something has changed since the last look
 
     @property
     def state(self) -> State:
@@ -49,7 +52,7 @@ class Backend:
     def cordon(self, is_cordoned: bool) -> None:
         """Give the site no new requests from this router, or take that back."""
         self.is_cordoned = is_cordoned
-        self._changed()
+        self._view = None
 
     @property
     def status(self) -> SiteStatus | None:
@@ -58,7 +61,7 @@ class Backend:
     @property
     def outstanding(self) -> int:
         """This router's requests under way there."""
-        return len(self._requests.open)
+        return len(self.open)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -70,46 +73,70 @@ class Backend:
         """Its probes fail. One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
+    @contextmanager
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
-    ) -> "Ticket":
-        return Ticket(self._requests, self._ejection, tokens, self._clock(), on_site_lost, expected_ms)
+    ) -> "Iterator[Ticket]":
+        """Open a scope in which a request counts here. `on_site_lost` is called, with the reason, when the site fails before it has answered;
+        `expected_ms`: from now to its first token, None as of an answer in one piece, whose time says nothing about the queue."""
+        now = self._clock()
+        late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
+        ticket = Ticket(self, tokens, now, late_at, on_site_lost)
+        self.open.add(ticket)
+        self.pending.add(ticket)
+        if late_at is not None:
+            self.unanswered.add(ticket)
+        self._view = None
+        try:
+            yield ticket
+            if not ticket.has_answered:  # nothing came: a client that leaves ends the scope by an exception
+                self.ejection.failed()
+        finally:
+            self.open.discard(ticket)
+            self.settled(ticket)
+
+    def settled(self, ticket: "Ticket") -> None:
+        """A request's prompt waits there no longer."""
+        self.pending.remove(ticket)
+        self.unanswered.remove(ticket)
+        self._view = None
 
     def first_token(self, expected_ms: float, actual_ms: float) -> None:
         """A stream has begun, so long after its request was sent."""
         self._lateness.observe(expected_ms, actual_ms)
-        self._changed()
+        self._view = None
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
         """A probe came back. What was sent before the probe was asked is in the status itself."""
         if self.published.take(status, asked_at):
-            self._requests.pending.remove_sent_before(asked_at)
+            self.pending.remove_sent_before(asked_at)
         self.probed.answered(status)
-        self._changed()
+        self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
         """The site would rather not, for its queue is longer than it was taken to be: so long. It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
-            self._requests.pending.remove_sent_before(asked_at)
-            self._changed()
+            self.pending.remove_sent_before(asked_at)
+            self._view = None
 
     def failed(self, reason: str) -> None:
         """A probe failed, or a connection could not be made."""
         is_lost = self.probed.failed(reason)
-        self._changed()
-        if is_lost:
-            self._requests.site_lost(reason)
+        self._view = None
+        for ticket in tuple(self.open) if is_lost else ():
+            if not ticket.has_answered and ticket.on_site_lost is not None:
+                ticket.on_site_lost(reason)
 
     def refused_hop(self, reason: str) -> None:
         """It is there, and takes nothing that this router signs. What it has taken, it goes on with."""
         self.probed.refuses_hops = True
         self.probed.become("unhealthy", reason)
-        self._changed()
+        self._view = None
 
     def refused_draining(self) -> None:
         """The site refused a request because it drains; its next status will say the same."""
         self.probed.become("draining", "the site is draining")
-        self._changed()
+        self._view = None
 
     def view(self) -> BackendView:
         """Made anew only when something has changed: a decision looks at every site, and most have been quiet since the last one."""
@@ -121,15 +148,12 @@ class Backend:
     def published_view(self) -> SiteView:
         return SiteView(self.name, self.url, self.state, round(self.round_trip.ms, 3), self.outstanding, self.status)
 
-    def _changed(self) -> None:
-        self._view = None
-
     def _look(self, now: float) -> "_CachedView":
-        published, requests, ejected_until = self.published, self._requests, self._ejection.until
+        published, pending, ejected_until = self.published, self.pending, self.ejection.until
         stale_at, slow_start = published.at + self._health.stale_after_s, 1.0
         if self.probed.slow_start_until > now:
             slow_start = max(0.0, 1 - (self.probed.slow_start_until - now) / SLOW_START_S)
-        first, unanswered = requests.pending.oldest, requests.unanswered.oldest
+        first, unanswered = pending.oldest, self.unanswered.oldest
         late_at = float("inf") if unanswered is None or unanswered.late_at is None else unanswered.late_at
         view = BackendView(
             name=self.name,
@@ -137,11 +161,11 @@ class Backend:
             place=self.place,
             rtt_ms=self.round_trip.ms,
             seed_rtt_ms=self.round_trip.seed_ms,
-            outstanding=len(requests.open),
-            pending_requests=len(requests.pending),
-            pending_tokens=requests.pending.tokens,
+            outstanding=len(self.open),
+            pending_requests=len(pending),
+            pending_tokens=pending.tokens,
             pending_since_s=first.sent_at if first is not None else 0.0,
-            unanswered_tokens=requests.unanswered.tokens - unanswered.tokens if unanswered is not None else 0,
+            unanswered_tokens=self.unanswered.tokens - unanswered.tokens if unanswered is not None else 0,
             lateness_ms=self._lateness.mean_ms(max(0.0, 1000 * (now - late_at))),
             backlog_ms=published.backlog_ms,
             status=published.status,
@@ -165,78 +189,28 @@ class _CachedView(NamedTuple):
     until: float
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
-    """One request on its way to a site, from its making until its scope is left. Until the site begins to answer, its prompt stands in the site's
-    queue, and the request can still go elsewhere: `on_site_lost` is called, with the reason, when the site fails meanwhile."""
+    """One request on its way to a site. Until the site begins to answer, its prompt stands in the site's queue, and the request can still go
+    elsewhere."""
 
-    def __init__(
-        self,
-        requests: "InflightRequests",
-        ejection: "OutlierEjection",
-        tokens: int,
-        sent_at: float,
-        on_site_lost: Callable[[str], None] | None,
-        expected_ms: float | None,
-    ) -> None:
-        """`expected_ms`: from now to its first token; None: how long it takes says nothing about the queue, as with an answer in one piece."""
-        self.tokens = tokens
-        self.sent_at = sent_at
-        self.late_at = None if expected_ms is None else sent_at + TOLERANCE * expected_ms / 1000
-        self.has_answered = False
-        self.on_site_lost = on_site_lost
-        self._requests = requests
-        self._ejection = ejection
-        requests.add(self)
-
-    def __enter__(self) -> "Ticket":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None and not self.has_answered:  # nothing came: a client that leaves ends the scope by an exception
-            self._ejection.failed()
-        self._requests.remove(self)  # last: it tells that something has changed
+    backend: Backend
+    tokens: int
+    sent_at: float
+    late_at: float | None  # when its answer should have begun; None: how long it takes says nothing about the queue
+    on_site_lost: Callable[[str], None] | None
+    has_answered: bool = False
 
     def answering(self) -> None:
         """The site has begun to answer: what keeps those that were sent before is not its queue."""
-        self._requests.unanswered.remove_through(self)
+        self.backend.unanswered.remove_through(self)
         self.refused()
 
     def refused(self) -> None:
         """The site has said something, if only that it will not: nothing is wrong with it."""
         self.has_answered = True
-        self._ejection.answered()
-        self._requests.settle(self)
-
-
-class InflightRequests:
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called when one comes, is answered or goes."""
-        self.open: set[Ticket] = set()
-        self.pending = TicketQueue()  # sent since the site published its status, and not yet answering
-        self.unanswered = TicketQueue()  # held to a time, whatever the status says
-        self._changed = changed
-
-    def add(self, ticket: Ticket) -> None:
-        self.open.add(ticket)
-        self.pending.add(ticket)
-        if ticket.late_at is not None:
-            self.unanswered.add(ticket)
-        self._changed()
-
-    def settle(self, ticket: Ticket) -> None:
-        """Its prompt waits there no longer."""
-        self.pending.remove(ticket)
-        self.unanswered.remove(ticket)
-        self._changed()
-
-    def remove(self, ticket: Ticket) -> None:
-        self.open.discard(ticket)
-        self.settle(ticket)
-
-    def site_lost(self, reason: str) -> None:
-        for ticket in tuple(self.open):
-            if not ticket.has_answered and ticket.on_site_lost is not None:
-                ticket.on_site_lost(reason)
+        self.backend.ejection.answered()
+        self.backend.settled(self)
 
 
 class TicketQueue:
