@@ -94,8 +94,7 @@ class HttpExchange:
         while True:
             if self.is_gone or self.is_done:
                 return {"type": "http.disconnect"}
-            if body.has_news:
-                part = body.take()
+            if (part := body.take()) is not None:
                 if not body.is_whole:
                     self._connection.resume_reading()
                 return {"type": "http.request", "body": part, "more_body": not body.is_whole}
@@ -162,15 +161,14 @@ class RequestBody:
         self._parts: list[bytes] = []
         self._is_told = False  # the application knows its end
 
-    @property
-    def has_news(self) -> bool:
-        return bool(self._parts) or (self.is_whole and not self._is_told)
-
     def add(self, part: bytes) -> None:
         self._parts.append(part)
         self.held_bytes += len(part)
 
-    def take(self) -> bytes:
+    def take(self) -> bytes | None:
+        """Return what has come since the last time; None: nothing has, nor the end."""
+        if not self._parts and (self._is_told or not self.is_whole):
+            return None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self.held_bytes, self._is_told = 0, self.is_whole

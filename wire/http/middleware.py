@@ -6,7 +6,7 @@ ones. What other pages may read (CORS) is what the configuration says.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
@@ -42,9 +42,10 @@ class Origins:
         self._cors_origins = frozenset(cors_origins)
         self._own_cors = own_cors
 
-    def refusal(self, method: str, headers: Pairs) -> ApiError | None:
-        """None: the request may pass."""
-        host, origin = _first(headers, b"host"), _first(headers, b"origin")
+    def refusal(self, method: str, first: Mapping[bytes, bytes]) -> ApiError | None:
+        """None: the request may pass. `first`: of each header the first."""
+        host = first[b"host"].decode("latin-1") if b"host" in first else None
+        origin = first.get(b"origin", b"").decode("latin-1")
         if host and not _is_authority(host):  # who reads a URL with it would take it for something else
             return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
@@ -55,10 +56,8 @@ class Origins:
             return ApiError("misdirected_request", sentence)
         if not origin:
             return None
-        kind = (_first(headers, b"content-type") or "").partition(";")[0].strip().lower()
-        may_be_sent_unasked = _first(headers, b"upgrade") is not None or (
-            method not in SAFE_METHODS and kind in FORM_TYPES
-        )
+        kind = first.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+        may_be_sent_unasked = b"upgrade" in first or (method not in SAFE_METHODS and kind in FORM_TYPES)
         if not may_be_sent_unasked or not _is_loopback(_host_of(f"//{host or ''}")):
             return None
         if origin in self._cors_origins or "*" in self._cors_origins or self._is_known(_host_of(origin)):
@@ -66,21 +65,20 @@ class Origins:
         sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
         return ApiError("forbidden", sentence)
 
-    def cors(self, method: str, path: str, headers: Pairs) -> tuple[Pairs, bool]:
+    def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
         """What an answer to that page says besides, and whether the request is only the browser's question beforehand."""
         if not self._cors_origins or path.startswith(self._own_cors):
             return [], False
-        given = dict(reversed(headers))
-        origin = given.get(b"origin", b"")
+        origin = first.get(b"origin", b"")
         is_any = "*" in self._cors_origins
         if not origin or not (is_any or origin.decode("latin-1") in self._cors_origins):
             return [], False
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
-        if method != "OPTIONS" or b"access-control-request-method" not in given:
+        if method != "OPTIONS" or b"access-control-request-method" not in first:
             return [*said, (b"access-control-expose-headers", b"*")], False
         said += [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", given.get(b"access-control-request-headers", b"*")),
+            (b"access-control-allow-headers", first.get(b"access-control-request-headers", b"*")),
             (b"access-control-max-age", b"%d" % PREFLIGHT_S),
         ]
         return said, True
@@ -98,9 +96,10 @@ class OriginCheck:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         method = scope.get("method", "GET")  # a WebSocket's handshake has no other
-        if (refusal := self._origins.refusal(method, scope["headers"])) is not None:
+        first = dict(reversed(scope["headers"]))
+        if (refusal := self._origins.refusal(method, first)) is not None:
             return await _refuse(refusal, scope, send)
-        said, is_preflight = self._origins.cors(method, scope["path"], scope["headers"])
+        said, is_preflight = self._origins.cors(method, scope["path"], first)
         if is_preflight:
             await send({"type": "http.response.start", "status": 204, "headers": said})
             await send({"type": "http.response.body", "body": b""})
@@ -154,14 +153,6 @@ async def _refuse(refusal: ApiError, scope: Any, send: Any) -> None:
     status = refusal.status(Dialect.OPENAI)
     await send({"type": f"{prefix}http.response.start", "status": status, "headers": headers})
     await send({"type": f"{prefix}http.response.body", "body": body})
-
-
-def _first(headers: Pairs, name: bytes) -> str | None:
-    """Return the first header of that name."""
-    for key, value in headers:
-        if key == name:
-            return value.decode("latin-1")
-    return None
 
 
 @lru_cache(64)

@@ -41,7 +41,14 @@ class RequestHead(NamedTuple):
                 expects = value.lower() == b"100-continue" and version == "1.1"
             else:
                 coding += (b"," if coding else b"") + (value.lower() or b"?")
-        _judge(version, num_hosts, coding)
+        if version not in ("1.0", "1.1"):
+            raise ApiError("http_version_not_supported", "send HTTP/1.1")
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            raise ApiError("invalid_request", "a request must have one host header")
+        if coding and version == "1.0":
+            raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
+        if coding not in (b"", b"chunked"):
+            raise ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
         keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
@@ -65,17 +72,6 @@ def _own_part(url: bytes) -> bytes:
     except httptools.HttpParserInvalidURLError:
         raise ApiError("invalid_request", "the request's target is no URL") from None
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-
-
-def _judge(version: str, num_hosts: int, coding: bytes) -> None:
-    if version not in ("1.0", "1.1"):
-        raise ApiError("http_version_not_supported", "send HTTP/1.1")
-    if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
-        raise ApiError("invalid_request", "a request must have one host header")
-    if coding and version == "1.0":
-        raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
-    if coding not in (b"", b"chunked"):
-        raise ApiError("not_implemented", "the only transfer-encoding that is read here is chunked")
 
 
 class Begun(NamedTuple):

@@ -91,7 +91,7 @@ async def test_a_whole_body_is_one_message_and_an_empty_one_is_too() -> None:
         made.end_body()
         assert await made.receive() == {"type": "http.request", "body": b"".join(parts), "more_body": False}
         assert connection.told == []
-    assert not RequestBody(expects=False).has_news
+    assert RequestBody(expects=False).take() is None
 
 
 async def test_a_client_that_waits_is_told_to_go_on_once_and_not_behind_the_answers_beginning() -> None:

@@ -15,8 +15,7 @@ LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://a
 
 
 def refused(origins: Origins, method: str = "GET", **headers: bytes) -> int | None:
-    pairs = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
-    refusal = origins.refusal(method, pairs)
+    refusal = origins.refusal(method, {name.replace("_", "-").encode(): value for name, value in headers.items()})
     return None if refusal is None else refusal.status(Dialect.OPENAI)
 
 
@@ -106,9 +105,9 @@ async def test_other_pages_and_functions_get_nothing_added(path: bytes, origin: 
 
 
 def test_without_origins_in_the_file_no_page_may_read() -> None:
-    assert Origins(is_local=True).cors("OPTIONS", "/v1/x", [(b"origin", EVIL)]) == ([], False)
+    assert Origins(is_local=True).cors("OPTIONS", "/v1/x", {b"origin": EVIL}) == ([], False)
     anybody = Origins(is_local=False, cors_origins=["*"])
-    assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", [(b"origin", EVIL)])[0]
+    assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", {b"origin": EVIL})[0]
 
 
 async def test_a_refused_name_is_answered_with_a_sentence() -> None:
