@@ -7,8 +7,8 @@ answer. When none is left an honest error event ends the stream. Knows no policy
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, assert_never
 
@@ -135,43 +135,33 @@ class Proxy:
         proxied = self.proxied(request)
         if begun is not None:
             proxied.go_on(begun, self._clock())
-        with self._observed(proxied):
-            async with self._charged(proxied, "" if begun is None else begun.part):
-                await self.try_sites(client, proxied, partial(self.relay, client))
+        async with self._counted(proxied, "" if begun is None else begun.part):
+            await self.try_sites(client, proxied, partial(self.relay, client))
 
-    @contextmanager
-    def _observed(self, proxied: ProxiedRequest) -> Iterator[None]:
-        """Open a scope at whose end the network's objectives and traces have what became of the request."""
-        request = proxied.request
+    @asynccontextmanager
+    async def _counted(self, proxied: ProxiedRequest, part: str) -> AsyncIterator[None]:
+        """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
+        objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
+        request, limits, charge = proxied.request, self.admission.limits, None
         if self.tracing is not None:
             proxied.trace = self.tracing.begin(request)
         try:
+            charge = await self.accounting.begin(request, self.selector.own_names, part)
+            proxied.log.meter = None if charge is None else charge.meter
+            limits.charge(request.head, request.conversation.tokens)
+            self.under_way.add(proxied)
             yield
         finally:
-            objectives, took_s = self.metrics.objectives, self._clock() - proxied.started_at
-            if objectives is not None and request.model is not None and not request.head.is_for_batch:
-                objectives.count(proxied, self.selector.own_name(request.model), sys.exception(), took_s)
-            if proxied.trace is not None:
-                proxied.trace.end(proxied, sys.exception())
-
-    @asynccontextmanager
-    async def _charged(self, proxied: ProxiedRequest, part: str) -> AsyncIterator[None]:
-        """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger. `part`: of a
-        journal that keeps the answer. Raises ApiError."""
-        request, limits = proxied.request, self.admission.limits
-        charge = await self.accounting.begin(request, self.selector.own_names, part)
-        proxied.log.meter = None if charge is None else charge.meter
-        limits.charge(request.head, request.conversation.tokens)
-        self.under_way.add(proxied)
-        try:
-            yield
-        finally:
+            error, took_s, objectives = sys.exception(), self._clock() - proxied.started_at, self.metrics.objectives
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
             limits.charge(request.head, proxied.delivered_tokens)
             if charge is not None:
-                took_s = self._clock() - proxied.started_at
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+            if objectives is not None and request.model is not None and not request.head.is_for_batch:
+                objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
+            if proxied.trace is not None:
+                proxied.trace.end(proxied, error)
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
         self.selector.retries.deposit()

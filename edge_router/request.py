@@ -26,7 +26,7 @@ from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
 from wire.data_sites import DATA_SITES
-from wire.errors import ApiError, Dialect, dialect_of
+from wire.errors import ApiError, dialect_of
 from wire.headers import (
     ACCOUNT,
     CLIENT_ADDRESS,
@@ -77,7 +77,7 @@ class Head:
     """The head of a request as it arrived."""
 
     __slots__ = (
-        "_first", "headers", "holder", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme", "target",
+        "_first", "dialect", "headers", "holder", "is_for_batch", "is_for_function", "is_websocket", "method", "path", "scheme", "target",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +99,7 @@ class Head:
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.holder: Key | None = None  # the known key that it has, once it is admitted
+        self.dialect = dialect_of(path)
         self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
         self._first = dict(reversed(headers))
 
@@ -124,10 +125,6 @@ class Head:
     def may_be_repeated(self) -> bool:
         """After it may have been begun. An answer of a model may always be made again; what a function did is not known."""
         return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
-
-    @property
-    def dialect(self) -> Dialect:
-        return dialect_of(self.path)
 
 
 class _Anything(msgspec.Struct, gc=False):

@@ -86,6 +86,7 @@ class UpstreamAttempt:
         self._site, self._origin = site, Origin.of(url)
         self._request = request
         self._limits = limits
+        self._time_limit_s = upstream.config.answer_timeout_s if request.is_generated_whole else limits.first_byte_s
         self._pace = pace
         self._log = log
         self._heard_at = self._look_again_at = self._begun_at = time.monotonic()
@@ -134,12 +135,6 @@ class UpstreamAttempt:
         self._look_again_at = now + LOOK_AGAIN_S
         if self._pace.may_leave():
             self._expire()
-
-    @property
-    def _time_limit_s(self) -> float:
-        if self._request.is_generated_whole:
-            return self._upstream.config.answer_timeout_s
-        return self._limits.first_byte_s
 
     def _expire(self) -> None:
         self._is_over = True
@@ -263,6 +258,8 @@ class UpstreamResponse:
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
         self.body = body
+        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's: its loss is told by a response without an end
+        self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
@@ -277,19 +274,9 @@ class UpstreamResponse:
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
-    def is_resumable(self) -> bool:
-        """It can be continued elsewhere."""
-        return self._relay is not None and self._relay.is_resumable
-
-    @property
     def route(self) -> str:
         """The site's words on where it computes the prompt; "" where it had no choice, or is a function."""
         return "" if self.is_opaque else self._connection.response.header(ROUTE)
-
-    @property
-    def is_opaque(self) -> bool:
-        """A function's stream: its client learns of its loss from a response without an end."""
-        return isinstance(self._relay, OpaqueRelay)
 
     @property
     def use(self) -> ResourceUse:
