@@ -179,10 +179,6 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     PARTS: ClassVar[dict[str, type["Body"]]] = {}
 
     @classmethod
-    def names(cls) -> frozenset[str]:
-        return _names(cls)
-
-    @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values without harmless extras. May change them in place; a second time changes nothing."""
         return values
@@ -191,8 +187,9 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def known(cls, values: dict[str, Any], ignored: list[str], where: str = "") -> dict[str, Any]:
         """Return the values without unknown fields, of bodies inside them too, whose names are appended to `ignored`. May change them in place."""
         values = cls.cleaned(values)
-        if not values.keys() <= cls.names():
-            ignored += [f"{where}{name}" for name in values if name not in cls.names() and values[name] is not None]
+        names = names_of(cls)
+        if not values.keys() <= names:
+            ignored += [f"{where}{name}" for name in values if name not in names and values[name] is not None]
             values = only(values, cls)
         for name, part in cls.PARTS.items():
             value = values.get(name)
@@ -222,7 +219,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @cache
-def _names(body: type[Body]) -> frozenset[str]:
+def names_of(body: type[Body]) -> frozenset[str]:
     return frozenset(body.__struct_fields__)
 
 
@@ -294,7 +291,7 @@ class MessageBody(Body, frozen=True, kw_only=True):
 
 
 def only(values: dict[str, Any], body: type[Body]) -> dict[str, Any]:
-    names = body.names()
+    names = names_of(body)
     if values.keys() <= names:
         return values
     return {name: value for name, value in values.items() if name in names}

@@ -27,7 +27,6 @@ from dialects.parsing import (
     num_prompt_logprobs,
     parse_body,
     sampling_of,
-    usage_in_every_chunk,
 )
 from dialects.requests import ValidGeneration
 from wire.errors import ApiError
@@ -87,7 +86,7 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
         num_prompt_logprobs=num_prompt_logprobs(body),
         include_usage=include_usage(body),
         constraint=constraint_in(body),
-        usage_in_every_chunk=usage_in_every_chunk(body),
+        usage_in_every_chunk=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         return_token_ids=bool(body.return_token_ids),
     )
 

@@ -22,7 +22,6 @@ from dialects.parsing import (
     num_prompt_logprobs,
     parse_body,
     sampling_of,
-    usage_in_every_chunk,
 )
 from dialects.requests import Prompt, ValidGeneration
 from wire.errors import ApiError
@@ -92,7 +91,7 @@ def parse_completion(raw: bytes, resolve: Resolve, *, strict: bool = False) -> V
         ignored=ignored,
         num_prompt_logprobs=num_prompt_logprobs(body),
         include_usage=include_usage(body),
-        usage_in_every_chunk=usage_in_every_chunk(body),
+        usage_in_every_chunk=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         return_token_ids=bool(body.return_token_ids),
         echo=bool(body.echo),
         constraint=constraint_in(body),

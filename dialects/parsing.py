@@ -20,6 +20,7 @@ from dialects.bodies import (
     StreamingBody,
     ToolBody,
     ToolChoice,
+    names_of,
     not_deep,
 )
 from dialects.further_parameters import HARMLESS, UNSUPPORTED
@@ -53,7 +54,7 @@ def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str,
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
-    names = body.names()
+    names = names_of(body)
     if not values.keys() <= names:
         for name in values:
             if name not in names:
@@ -96,10 +97,6 @@ def include_usage(body: StreamingBody) -> bool:
     if not body.stream:
         raise ApiError("invalid_request", "stream_options needs stream: true", param="stream_options")
     return body.stream_options.include_usage
-
-
-def usage_in_every_chunk(body: StreamingBody) -> bool:
-    return include_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
 def num_prompt_logprobs(body: StreamingBody) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect, structs
 
-from dialects.bodies import Body
+from dialects.bodies import Body, names_of
 from dialects.invalid_values import ValidationError
 from wire.errors import ApiError
 
@@ -29,8 +29,8 @@ def first_error(values: dict[str, Any], body: type[Body], where: str = "") -> Ap
             error = ApiError("invalid_request", f"{at} is required", param=at) if field.required else None
         if error is not None:
             return error
-    unknown = next((name for name in values if name not in body.names()), None)
-    return None if unknown is None else unknown_parameter(unknown, body.names(), where)
+    unknown = next((name for name in values if name not in names_of(body)), None)
+    return None if unknown is None else unknown_parameter(unknown, names_of(body), where)
 
 
 # Of 1, which means the same name. "maxTokens" is this near to max_tokens; min_tokens, which means something else, is at 0.8.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dialects.anthropic import MessagesBody
-from dialects.bodies import Body
+from dialects.bodies import Body, names_of
 from dialects.embeddings import EmbeddingBody
 from dialects.further_parameters import HARMLESS, UNSUPPORTED
 from dialects.openai_chat import ChatBody
@@ -94,7 +94,7 @@ def test_of_several_mistakes_the_first_declared_is_said() -> None:
 
 
 NAMES = sorted(
-    {*UNSUPPORTED, *HARMLESS, "temprature", "type", "function"}.union(*(body.names() for body in BODIES.values()))
+    {*UNSUPPORTED, *HARMLESS, "temprature", "type", "function"}.union(*(names_of(body) for body in BODIES.values()))
 )
 EDGES: list[Any] = [
     None, True, False, 0, 0.0, -0.0, 1, 1.0, -1, 17, 0.5, 5.5, -2.5, 1e300, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), "", "a", "user", "assistant",
