@@ -8,6 +8,7 @@ come back; one that has started is never shed for a newcomer. The module refuses
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from wire.errors import ApiError
 
@@ -44,7 +45,8 @@ class Admission:
         try:
             yield permit
         finally:
-            permit.release()
+            if permit.model is not None:
+                self.reserved[permit.model] -= permit.tokens
             self.inflight -= 1
             self._look_whether_empty()
 
@@ -94,33 +96,28 @@ def shutting_down() -> ApiError:
     return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
 
 
+@dataclass(eq=False, slots=True)
 class Permit:
     """One request's share. Used inside `Admission.permit` only."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._model: str | None = None
-        self._tokens = 0
+    admission: Admission
+    model: str | None = None  # that its tokens are reserved of
+    tokens: int = 0
 
     def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
         """Refuses when the model's queue would be too long. A request alone on its model is always taken: the engine knows what fits."""
-        assert self._model is None, "a permit reserves once"
-        tokens = prompt_tokens + choices * self._admission.expected_output(model, max_tokens)
-        held = self._admission.reserved.get(model, 0)
+        assert self.model is None, "a permit reserves once"
+        tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
+        held = self.admission.reserved.get(model, 0)
         if held and held + tokens > QUEUED_CACHES * kv_tokens:
             message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
-        self._model, self._tokens = model, tokens
-        self._admission.reserved[model] = held + tokens
+        self.model, self.tokens = model, tokens
+        self.admission.reserved[model] = held + tokens
 
     def settle(self, output_tokens: int) -> None:
         """The request has ended by itself: what it really took, for each choice, improves the next guess."""
-        if self._model is not None:
-            averages = self._admission.average_output
-            average = averages.get(self._model, float(FIRST_GUESS))
-            averages[self._model] = average + AVERAGE_WEIGHT * (output_tokens - average)
-
-    def release(self) -> None:
-        if self._model is not None:
-            self._admission.reserved[self._model] -= self._tokens
-            self._model, self._tokens = None, 0
+        if self.model is not None:
+            averages = self.admission.average_output
+            average = averages.get(self.model, float(FIRST_GUESS))
+            averages[self.model] = average + AVERAGE_WEIGHT * (output_tokens - average)

@@ -29,34 +29,28 @@ class AnswerCut(Exception):
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read a whole body. A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read_body(scope, receive, limit_bytes)
-    except TimeoutError:
-        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster or send less"
-        raise ApiError("request_timeout", message) from None
-
-
-async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
     declared = header(scope, "content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
-    chunks: list[bytes] = []
-    total = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
-        total += len(chunk)
-        if total > limit_bytes:
-            raise too_large(limit_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+    chunks, total, more = list[bytes](), 0, True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunks.append(message.get("body", b""))
+                total += len(chunks[-1])
+                if total > limit_bytes:
+                    raise too_large(limit_bytes)
+                more = message.get("more_body", False)
+    except TimeoutError:
+        sentence = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster or send less"
+        raise ApiError("request_timeout", sentence) from None
+    return b"".join(chunks)
 
 
 BodyT = TypeVar("BodyT")

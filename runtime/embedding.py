@@ -63,7 +63,7 @@ class Embedder:
                 prompts = await _encode(model, request)
                 permit.reserve(request.model, _most_at_once(prompts), 0, self.models.registry.kv_tokens(model))
                 embeddings = Embeddings(prompts, pooling)
-                measure.follow(embeddings)
+                measure.answer = embeddings
                 submits = [_submit(request.model, prompt, pooling, tenant) for prompt in prompts]
                 vectors = await self._all(submits, embeddings)
                 embeddings.finish([_shortened(vector, request.dimensions) for vector in vectors])

@@ -91,7 +91,7 @@ class Generator:
                 submits, processors = await as_submits(model, request, prompts, params, tenant, adapter)
                 generation = Generation(request, prompts, processors, measure)
                 async with generation.running(self.engine, submits, request.data_sites):
-                    measure.follow(generation)
+                    measure.answer = generation
                     if span is not None:
                         span.follow(generation)
                     self.traffic.arrived(request.model)

@@ -97,7 +97,8 @@ class RequestMetrics:
         outcome = "client_left"
         try:
             yield measure
-            outcome = measure.finish_reason or "client_left"
+            if measure.answer is not None:
+                outcome = measure.answer.finish_reason or outcome
         except ApiError as error:
             outcome = error.word
             raise
@@ -135,15 +136,7 @@ class Measure:
         self._model = model
         self._began = time.monotonic()
         self._last: dict[int, float] = {}  # by choice
-        self._answer: Measured | None = None
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._answer.finish_reason if self._answer is not None else None
-
-    def follow(self, answer: Measured) -> None:
-        """Count this answer's tokens at the end."""
-        self._answer = answer
+        self.answer: Measured | None = None  # whose tokens are counted at the end
 
     def note_delta(self, choice: int) -> None:
         """A part of this choice is handed out now."""
@@ -155,13 +148,13 @@ class Measure:
         self._last[choice] = now
 
     def end(self) -> None:
-        if self._answer is None:
+        if self.answer is None:
             return
-        metrics, model, usage = self._metrics, self._model, self._answer.usage
+        metrics, model, usage = self._metrics, self._model, self.answer.usage
         metrics.prompt.labels(model).inc(usage.prompt_tokens)
         metrics.cached.labels(model).inc(usage.prompt_tokens_details.cached_tokens)
-        metrics.output.labels(model).inc(max(0, usage.completion_tokens - self._answer.delivered_tokens))
-        if self.finish_reason is not None:
+        metrics.output.labels(model).inc(max(0, usage.completion_tokens - self.answer.delivered_tokens))
+        if self.answer.finish_reason is not None:
             metrics.e2e.labels(model).observe(time.monotonic() - self._began)
 
 

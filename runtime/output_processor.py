@@ -197,7 +197,10 @@ class OutputProcessor:
                 return
             if isinstance(part, TextPart):
                 has_text = True
-                self._show(part.text)
+                shown, is_stopped = self._stop.push(part.text)
+                self._put(shown)
+                if is_stopped:
+                    self._end("stop")
             else:
                 self._put(self._stop.finish())
                 self._parts += self._calls.push(part)
@@ -205,12 +208,6 @@ class OutputProcessor:
                     self._end("stop")
         if has_text or not self._stop.held:
             self._tokens.num_shown = self._parser.num_settled - len(self._stop.held)
-
-    def _show(self, text: str) -> None:
-        shown, is_stopped = self._stop.push(text)
-        self._put(shown)
-        if is_stopped:
-            self._end("stop")
 
     def _put(self, text: str) -> None:
         if text:

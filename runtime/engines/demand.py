@@ -43,7 +43,13 @@ class Arrivals:
         self._roll(now_s)
         self._count += 1
         if self._last is not None:
-            self._note_gap(max(0.0, now_s - self._last))
+            gap = max(0.0, now_s - self._last)
+            self._gaps += 1
+            if self._gaps == 1:
+                self._gap = self._deviation = gap  # one gap is no rhythm
+            else:
+                self._deviation += GAP_WEIGHT * (abs(gap - self._gap) - self._deviation)
+                self._gap += GAP_WEIGHT * (gap - self._gap)
         self._last = now_s
 
     def expected_in_s(self, now_s: float) -> float:
@@ -66,14 +72,6 @@ class Arrivals:
                 return True
         begins_soon = int((now_s + lead_s) // HOUR_S) > int(now_s // HOUR_S)
         return begins_soon and self._expected_by_hour_s(now_s + lead_s) <= HOUR_S
-
-    def _note_gap(self, gap: float) -> None:
-        self._gaps += 1
-        if self._gaps == 1:
-            self._gap, self._deviation = gap, gap  # one gap is no rhythm
-            return
-        self._deviation += GAP_WEIGHT * (abs(gap - self._gap) - self._deviation)
-        self._gap += GAP_WEIGHT * (gap - self._gap)
 
     def _expected_by_hour_s(self, now_s: float) -> float:
         """Expect it by the hours of the days before this one."""

@@ -90,7 +90,7 @@ def observed(model: str = "tiny") -> Metrics:
     )
     metrics.response("models", 200)
     with metrics.requests.measure(model) as measure:
-        measure.follow(Answer())
+        measure.answer = Answer()
         measure.note_delta(0)
         measure.note_delta(0)
     engines = metrics.engines
