@@ -186,8 +186,10 @@ class Lender:
     async def _look(self) -> None:
         answer = await self._ask("GET", LENDING_PATH)
         self.link.note_round_trip(answer.waited_s)
-        self._lendable = decode_line(await answer.rest(MOST_ANSWER_BYTES), Lendable)
-        self._pool.put_back(answer.connection)
+        try:
+            self._lendable = decode_line(await answer.rest(MOST_ANSWER_BYTES), Lendable)
+        finally:
+            self._pool.put_back(answer.connection)
 
     async def _probe(self) -> None:
         """Measure how fast the second half of some bytes comes."""

@@ -259,6 +259,23 @@ async def test_an_answer_without_end_is_left() -> None:
             await lender._look()
 
 
+@pytest.mark.parametrize(
+    ("answer", "num_kept"),
+    [
+        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may have the connection
+        (answered(b" " * (2 << 20) + b"{}"), 0),
+        (b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"models": {}', 0),
+    ],
+)
+async def test_a_look_that_fails_leaves_no_connection_behind(answer: bytes, num_kept: int) -> None:
+    async with Scripted(*[answer] * 3) as lender:
+        for _ in range(3):
+            with pytest.raises((msgspec.DecodeError, ConnectionLost, TimeoutError)):
+                async with asyncio.timeout(0.2):
+                    await lender._look()
+        assert lender._pool.num_open == num_kept
+
+
 async def test_a_site_that_has_declined_is_not_asked_before_the_next_look() -> None:
     refusal = answered(b'{"error": {"message": "something of its own has come"}}', "503 Service Unavailable")
     async with Scripted(LENDABLE, refusal) as lender:
