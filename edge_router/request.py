@@ -274,10 +274,13 @@ class RequestParser(NamedTuple):
 
 
 def _most_tokens(fields: dict[str, Any]) -> int:
-    """Of all choices together, in whichever dialect. What is no number is a site's to refuse."""
-    named = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
-    *most, n = [value if type(value) is int and value > 0 else 0 for value in named]
-    return max(most) * max(1, n)
+    """Of all choices of all prompts together, in whichever dialect. What is no number is a site's to refuse."""
+    named: list[Any] = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
+    *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
+    prompts = fields.get("prompt")
+    if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
+        prompts = [prompts]  # numbers are one
+    return max(most) * max(1, n) * len(prompts)
 
 
 def _is_from_router(head: Head, secret: str) -> bool:

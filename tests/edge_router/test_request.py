@@ -88,6 +88,28 @@ def test_odd_types_are_the_sites_to_refuse(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, 0),
+        ({"max_tokens": 5, "n": 2}, 10),
+        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have one kind of number
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_output_tokens": 5, "max_tokens": None}, 5),
+        ({"max_tokens": True, "n": -1}, 0),
+        ({"max_tokens": 5, "prompt": "a text"}, 5),
+        ({"max_tokens": 5, "prompt": [1, 2, 3]}, 5),
+        ({"max_tokens": 5, "prompt": []}, 5),
+        ({"max_tokens": 5, "prompt": ["a", "b", "c"], "n": 2}, 30),
+        ({"max_tokens": 5, "prompt": [[1, 2], [3]]}, 10),
+    ],
+)
+def test_an_answer_may_have_what_its_request_names_for_each_choice_of_each_prompt(
+    fields: dict[str, object], most: int
+) -> None:
+    assert look(orjson.dumps({"model": "ember", **fields})).most_tokens == most
+
+
+@pytest.mark.parametrize(
     "declared", ["image/png", "multipart/form-data", "application/x-www-form-urlencoded", "text/plain"]
 )
 def test_a_body_is_read_as_sites_read_it_whatever_type_it_claims(declared: str) -> None:

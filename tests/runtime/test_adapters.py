@@ -86,6 +86,10 @@ async def test_workers_ai_names_it_beside_the_model(make_site: SiteMaker, models
         unknown = await call(site.app, RUN, {"prompt": "Hi", "lora": "es"})
         assert unknown.status == 400
         assert "has no adapter named 'es'" in unknown.json["errors"][0]["message"]
+        both = await call(site.app, f"{RUN}:fr", {"prompt": "Hi", "lora": "de"})
+        assert (both.status, both.json["errors"][0]["message"][:30]) == (400, "the request names two adapters"), (
+            both.body
+        )
         refused = await call(site.app, CHAT, hello("tiny", lora="fr"))
         assert "BASE:ADAPTER" in refused.json["error"]["message"]
 
