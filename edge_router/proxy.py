@@ -224,7 +224,8 @@ class Proxy:
         body: bytes,
         headers: list[tuple[str, str]],
     ) -> None:
-        proxied.answered_whole(response.use)
+        if proxied.request.model is not None:  # what a function says in its answer is its client's to read alone
+            proxied.answered_whole(response.use)
         self.metrics.ended(proxied.site, _outcome(response.status))
         if proxied.log.meter is not None:
             proxied.log.meter.sends(len(body))

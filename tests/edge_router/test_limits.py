@@ -319,6 +319,15 @@ async def test_answers_are_charged_by_their_marks_and_by_their_usage(monkeypatch
             assert response.status == 200
 
 
+async def test_what_a_function_says_in_its_body_is_charged_to_nobody() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"tokens_per_min": 1000}}) as running:
+        fakes[0].behave = answer(200, {"usage": {"completion_tokens": 2000}})
+        for _ in range(2):
+            async with running.http.get(running.url + "/fn/f", headers=ALICE) as response:
+                assert response.status == 200
+        assert running.proxy.ended_tokens == 0
+
+
 async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end() -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"max_open": 1}}) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
