@@ -132,7 +132,7 @@ async def test_who_asks_for_a_decision_hears_how_old_the_news_is_that_it_rests_o
     async with sites("ams1", "iad1") as fakes, router(fakes, probe_interval_s=60.0) as running:
         backend = running.proxy.selector.backends["ams1"]
         backend.published.at -= 100.0
-        backend._changed()
+        backend._view = None
         async with running.http.get(running.url + "/debug/route?model=ember") as response:
             ranking = (await response.json())["ranking"]
         ages = {entry["site"]: entry["status_age_s"] for entry in ranking}
