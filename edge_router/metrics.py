@@ -18,6 +18,7 @@ from page.source import Decision, Move, TimeHistogram
 
 NO_SITE = ""  # the site label of a request that no site answered
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0)
+ERROR_BUCKETS_MS = (-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000)
 CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)
 RECENT = 100  # streams' predictions and moves that the page can show
 STATES = ("unknown", "healthy", "unhealthy", "draining")
@@ -26,7 +27,7 @@ STATES = ("unknown", "healthy", "unhealthy", "draining")
 class _Counts(Collector):
     """A counter, read when it is asked for: to count in prometheus_client's own takes seven calls and a lock, for threads that are not here."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: list[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
         self.by: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self._family = (name, meaning, labels)
         registry.register(self)
@@ -41,70 +42,41 @@ class _Counts(Collector):
 
 class RouterMetrics:
     def __init__(self, backends: Iterable[Backend]) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(_BackendCollector(tuple(backends)))
-        self._requests = _Counts(
-            registry,
-            "pilotlight_router_requests",
-            "Requests by the site that answered and how they ended.",
-            ["site", "outcome"],
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_BackendCollector(tuple(backends)))
+        self._requests = self._counts(
+            "requests", "Requests by the site that answered and how they ended.", "site", "outcome"
         )
-        self._tries = _Counts(
-            registry, "pilotlight_router_tries", "Sites asked, by what came of it.", ["site", "result"]
+        self._tries = self._counts("tries", "Sites asked, by what came of it.", "site", "result")
+        self._decisions = self._counts("decisions", "Decisions by the branch of the policy that took them.", "reason")
+        about = "Decisions by the term that made up most of the predicted cost."
+        self._dearest = self._counts("dearest_term", about, "term")
+        about = "Predicted time to first token of streams, by term of the cost."
+        self._predicted_ms = self._counts("predicted_ms", about, "site", "term")
+        about = "Actual time to first token of streams: its sum compares with the predicted terms."
+        self._ttft = self._times("time_to_first_token_seconds", about, TTFT_BUCKETS_S, "site")
+        about = "Actual minus predicted time to first token."
+        self._error_ms = self._times("prediction_error_ms", about, ERROR_BUCKETS_MS, "site")
+        about = "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves."
+        self._disturbed = self._counts("streams_disturbed", about, "site", "cause")
+        self._continued = self._counts(
+            "streams_continued", "Streams that went on elsewhere, by the site that took over.", "site"
         )
-        self._decisions = _Counts(
-            registry,
-            "pilotlight_router_decisions",
-            "Decisions by the branch of the policy that took them.",
-            ["reason"],
+        self._lost = self._counts(
+            "streams_lost", "Streams that ended with an error event, by the site that was lost.", "site"
         )
-        self._dearest = _Counts(
-            registry,
-            "pilotlight_router_dearest_term",
-            "Decisions by the term that made up most of the predicted cost.",
-            ["term"],
-        )
-        self._predicted_ms = _Counts(
-            registry,
-            "pilotlight_router_predicted_ms",
-            "Predicted time to first token of streams, by term of the cost.",
-            ["site", "term"],
-        )
-        self._ttft = Histogram(
-            "pilotlight_router_time_to_first_token_seconds", "Actual time to first token of streams: its sum compares with the predicted terms.",
-            ["site"], buckets=TTFT_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self._error_ms = Histogram(
-            "pilotlight_router_prediction_error_ms", "Actual minus predicted time to first token.",
-            ["site"], buckets=(-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000), registry=registry,
-        )  # fmt: skip
-        self._disturbed = _Counts(
-            registry,
-            "pilotlight_router_streams_disturbed",
-            "Streams that lost their site in the middle, by site and cause: each is then continued or lost, unless its client leaves.",
-            ["site", "cause"],
-        )
-        self._continued = _Counts(
-            registry,
-            "pilotlight_router_streams_continued",
-            "Streams that went on elsewhere, by the site that took over.",
-            ["site"],
-        )
-        self._lost = _Counts(
-            registry,
-            "pilotlight_router_streams_lost",
-            "Streams that ended with an error event, by the site that was lost.",
-            ["site"],
-        )
-        self._continuation = Histogram(
-            "pilotlight_router_continuation_delay_seconds", "From the last event of the site that was lost to the next one's first.",
-            buckets=CONTINUATION_BUCKETS_S, registry=registry,
-        )  # fmt: skip
+        about = "From the last event of the site that was lost to the next one's first."
+        self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
         self.objectives: Objectives | None = None  # where there are any
-
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self.predictions: deque[Decision] = deque(maxlen=RECENT)
+
+    def _counts(self, name: str, meaning: str, *labels: str) -> _Counts:
+        return _Counts(self.registry, f"pilotlight_router_{name}", meaning, labels)
+
+    def _times(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
@@ -169,24 +141,15 @@ class _BackendCollector:
         self._backends = backends
 
     def collect(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily(
-            "pilotlight_router_site_state", "1 for the state a site is in.", labels=["site", "state"]
-        )
-        rtt = GaugeMetricFamily("pilotlight_router_site_rtt_ms", "Round trip to the site.", labels=["site"])
-        inflight = GaugeMetricFamily(
-            "pilotlight_router_site_inflight", "This router's requests under way there.", labels=["site"]
-        )
-        pending = GaugeMetricFamily(
-            "pilotlight_router_site_pending_tokens", "Prompt tokens sent since its status.", labels=["site"]
-        )
-        fresh = GaugeMetricFamily(
-            "pilotlight_router_site_status_fresh",
-            "0 where decisions rest on guesses: it has not published lately.",
-            labels=["site"],
-        )
-        prefixes = GaugeMetricFamily(
-            "pilotlight_router_site_prefixes", "Prefixes that the site says it has cached.", labels=["site"]
-        )
+        def gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"pilotlight_router_site_{name}", about, labels=("site", *labels))
+
+        state = gauge("state", "1 for the state a site is in.", "state")
+        rtt = gauge("rtt_ms", "Round trip to the site.")
+        inflight = gauge("inflight", "This router's requests under way there.")
+        pending = gauge("pending_tokens", "Prompt tokens sent since its status.")
+        fresh = gauge("status_fresh", "0 where decisions rest on guesses: it has not published lately.")
+        prefixes = gauge("prefixes", "Prefixes that the site says it has cached.")
         for backend in self._backends:
             view = backend.view()
             for name in STATES:

@@ -6,6 +6,7 @@ One registry per application, so that several sites can live in one process. The
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol, get_args
 
 import msgspec
@@ -68,27 +69,16 @@ class RequestMetrics:
     """Times, tokens and outcomes of requests, by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         model = ["model_name"]
-        self.ttft = Histogram(
-            "vllm:time_to_first_token_seconds", "Request to first piece", model, buckets=_TTFT_S, registry=registry
-        )
-        self.itl = Histogram(
-            "vllm:inter_token_latency_seconds", "Between two pieces", model, buckets=_ITL_S, registry=registry
-        )
-        self.e2e = Histogram(
-            "vllm:e2e_request_latency_seconds", "Request to last piece", model, buckets=_E2E_S, registry=registry
-        )
-        self.prompt = Counter("vllm:prompt_tokens", "Prompt tokens of ended requests", model, registry=registry)
-        self.cached = Counter(
-            "pilotlight_cached_prompt_tokens", "Of these, found in the prefix cache", model, registry=registry
-        )
-        self.output = Counter("vllm:generation_tokens", "Output tokens of ended requests", model, registry=registry)
-        self.ended = Counter(
-            "pilotlight_requests",
-            "Ended requests by outcome: a finish reason, an error's word, or client_left",
-            ["model_name", "outcome"],
-            registry=registry,
-        )
+        self.ttft = times("vllm:time_to_first_token_seconds", "Request to first piece", model, buckets=_TTFT_S)
+        self.itl = times("vllm:inter_token_latency_seconds", "Between two pieces", model, buckets=_ITL_S)
+        self.e2e = times("vllm:e2e_request_latency_seconds", "Request to last piece", model, buckets=_E2E_S)
+        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests", model)
+        self.cached = counter("pilotlight_cached_prompt_tokens", "Of these, found in the prefix cache", model)
+        self.output = counter("vllm:generation_tokens", "Output tokens of ended requests", model)
+        about = "Ended requests by outcome: a finish reason, an error's word, or client_left"
+        self.ended = counter("pilotlight_requests", about, [*model, "outcome"])
 
     @contextmanager
     def measure(self, model: str) -> Iterator["Measure"]:
@@ -162,65 +152,31 @@ class EngineMetrics:
     """Steps of the engine hosts, and what becomes of their models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._cut = Counter(
-            "pilotlight_cut_sequences",
-            "Sequences whose engine host died under them, by what became of them: continued or failed",
-            ["model_name", "outcome"],
-            registry=registry,
-        )
-        self._placed = Counter(
-            "pilotlight_prompts_placed",
+        counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        about = "Sequences whose engine host died under them, by what became of them: continued or failed"
+        self._cut = counter("pilotlight_cut_sequences", about, ["model_name", "outcome"])
+        about = (
             "Prompts by where they are computed, where there is a choice: handed_over to another host of the site, borrowed from another site, "
-            "or here, where they are answered",
-            ["model_name", "where"],
-            registry=registry,
+            "or here, where they are answered"
         )
-        self._lent = Counter(
-            "pilotlight_prompts_lent",
-            "Prompts that other sites wanted computed here: computed, declined, given up for this site's own, left by who had asked, or failed",
-            ["model_name", "outcome"],
-            registry=registry,
-        )
-        self._host_ms = Histogram(
-            "pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS, registry=registry
-        )
-        self._phase_ms = Histogram(
-            "pilotlight_engine_step_phase_ms",
-            "Host time of an engine step by what it went into",
-            ["phase"],
-            buckets=_PHASE_MS,
-            registry=registry,
-        )
-        self._device_ms = Histogram(
-            "pilotlight_engine_step_device_ms", "Device time of an engine step", buckets=_DEVICE_MS, registry=registry
-        )
-        self._wakes = Histogram(
-            "pilotlight_wake_ms",
+        self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
+        about = "Prompts that other sites wanted computed here: computed, declined, given up for this site's own, left by who had asked, or failed"
+        self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
+        self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
+        about = "Host time of an engine step by what it went into"
+        self._phase_ms = times("pilotlight_engine_step_phase_ms", about, ["phase"], buckets=_PHASE_MS)
+        self._device_ms = times("pilotlight_engine_step_device_ms", "Device time of an engine step", buckets=_DEVICE_MS)
+        about = (
             "Wakes of models by clock: from disk, from host memory, with another put to sleep for it (swap), after its host died (crash), "
-            "on a further device (sibling)",
-            ["model_name", "clock"],
-            buckets=_WAKE_MS,
-            registry=registry,
+            "on a further device (sibling)"
         )
-        self._wake_phases = Histogram(
-            "pilotlight_wake_phase_ms",
-            "What the time of wakes went into",
-            ["clock", "phase"],
-            buckets=_WAKE_MS,
-            registry=registry,
-        )
-        self._evictions = Counter(
-            "pilotlight_evictions",
-            "Models put to sleep, by where they sleep",
-            ["model_name", "to"],
-            registry=registry,
-        )
-        self._scalings = Counter(
-            "pilotlight_scalings",
-            "Further copies of a hot model that were begun (up) and given up (down)",
-            ["model_name", "direction"],
-            registry=registry,
-        )
+        self._wakes = times("pilotlight_wake_ms", about, ["model_name", "clock"], buckets=_WAKE_MS)
+        about = "What the time of wakes went into"
+        self._wake_phases = times("pilotlight_wake_phase_ms", about, ["clock", "phase"], buckets=_WAKE_MS)
+        about = "Models put to sleep, by where they sleep"
+        self._evictions = counter("pilotlight_evictions", about, ["model_name", "to"])
+        about = "Further copies of a hot model that were begun (up) and given up (down)"
+        self._scalings = counter("pilotlight_scalings", about, ["model_name", "direction"])
 
     def step(self, step: StepOutput) -> None:
         if step.outputs:
