@@ -143,7 +143,9 @@ def _shown(value: Any) -> str:
             return "null"
         case int() if abs(value) > 10**LONGEST_VALUE:
             return "a number of many digits"  # Python refuses to write out the longest ones
-    text = repr(value) if isinstance(value, str) else str(value)
+        case str():
+            value = repr(re.sub(r":.*@", ":...@", value, flags=re.DOTALL))  # a URL's password is shown to nobody
+    text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from edge_router.ledger.prices import PriceList
 from edge_router.ledger.sqlite_store import SqliteStore
-from edge_router.ledger.store import UsageQuery, UsageStore, UsageStoreError
+from edge_router.ledger.store import UsageQuery, UsageStore, UsageStoreError, configured
 from edge_router.request import ValidRequest
 from sites.config import ConfigError
 from sites.network import LedgerConfig
@@ -218,15 +219,13 @@ def _store(config: LedgerConfig, directory: Path) -> UsageStore:
     """Raises ConfigError."""
     if config.store is None:
         return SqliteStore(directory / "usage.sqlite")
-    try:
-        from edge_router.ledger.postgres_store import PostgresStore
-    except ImportError as error:
-        message = f"ledger.store needs what pip install 'pilotlight[postgres]' brings: {error}"
-        raise ConfigError(message) from None
-    try:
-        return PostgresStore(config.store)
-    except UsageStoreError as error:
-        raise ConfigError(f"ledger.store is no database's URL: {error}") from None
+    return configured("ledger.store", partial(_postgres, config.store))
+
+
+def _postgres(url: str) -> UsageStore:
+    from edge_router.ledger.postgres_store import PostgresStore
+
+    return PostgresStore(url)
 
 
 def _failing() -> ApiError:

@@ -29,7 +29,10 @@ class PostgresDatabase:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
         except psycopg.ProgrammingError as error:
-            raise UsageStoreError(str(error).strip()) from None
+            # Behind the first quote may come any part of the URL, its password too.
+            raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
+        if "@" in str(given.get("host", "")):
+            raise UsageStoreError("it has two @: write one of a name or password as %40")
         self._prepare = prepare
         self._connection: Connection | None = None
 

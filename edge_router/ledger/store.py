@@ -3,9 +3,10 @@
 Each record is written once, however often that is tried: its id is unique, and what is there already is left as it is. Used by one thread at a time.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from sites.config import ConfigError
 from wire.usage_records import UsageRecord
 
 VERSION = 3  # of a record
@@ -25,6 +26,8 @@ SUMS = (
 )  # fmt: skip
 GROUPS = ("account", "key", "model", "adapter", "function", "site", "outcome", "day")
 ONLY_ADDED = "usage is only added to"
+
+Store = TypeVar("Store")
 
 
 class UsageStoreError(Exception):
@@ -82,3 +85,13 @@ def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float |
     order = ", ".join(str(i + 1) for i in range(len(query.by)))
     behind = f" GROUP BY {order} ORDER BY {order}" if query.by else ""
     return f"SELECT {chosen} FROM usage WHERE {where}{behind}", values
+
+
+def configured(key: str, made: Callable[[], Store]) -> Store:
+    """Return the store that a key of the router's file names. `made` imports what only that needs. Raises ConfigError."""
+    try:
+        return made()
+    except ImportError as error:
+        raise ConfigError(f"{key} needs what pip install 'pilotlight[postgres]' brings: {error}") from None
+    except UsageStoreError as error:
+        raise ConfigError(f"{key} is no database's URL: {error}") from None

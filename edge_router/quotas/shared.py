@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
-from edge_router.ledger.store import UsageStoreError
+from edge_router.ledger.store import UsageStoreError, configured
 from edge_router.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey, LeaseStore
-from sites.config import ConfigError
 from sites.network import QuotasConfig
 from wire.errors import ApiError
 
@@ -234,13 +234,11 @@ def shared_quotas(config: QuotasConfig, clock: Callable[[], float]) -> SharedQuo
     """Return what routers share, if they do. Raises ConfigError."""
     if config.store is None:
         return None
-    try:
-        from edge_router.quotas.postgres_leases import PostgresLeases
-    except ImportError as error:
-        message = f"quotas.store needs what pip install 'pilotlight[postgres]' brings: {error}"
-        raise ConfigError(message) from None
-    try:
-        store = PostgresLeases(config.store)
-    except UsageStoreError as error:
-        raise ConfigError(f"quotas.store is no database's URL: {error}") from None
+    store = configured("quotas.store", partial(_postgres, config.store))
     return SharedQuotas(store, serves_without=config.when_failing == "serve", clock=clock)
+
+
+def _postgres(url: str) -> LeaseStore:
+    from edge_router.quotas.postgres_leases import PostgresLeases
+
+    return PostgresLeases(url)

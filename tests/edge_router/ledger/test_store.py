@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from edge_router.ledger.postgres_store import PostgresStore
 from edge_router.ledger.sqlite_store import SqliteStore
 from edge_router.ledger.store import UsageQuery, UsageStoreError
 from load_tests.postgres import Postgres
@@ -138,3 +139,13 @@ def test_a_store_that_is_closed_leaves_one_file(tmp_path: Path) -> None:
     store.close()
     assert [path.name for path in tmp_path.iterdir()] == ["usage.sqlite"]
     store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["//u:sec%ret@h/d", "//u:secret@[h/d", "//u:se@cret@h/d", '//u:se"c%ret@h/d', "//u:secret@h/d?a=b"]
+)
+def test_what_is_wrong_with_a_url_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(UsageStoreError) as refused:
+        PostgresStore(f"postgresql:{url}").usage(UsageQuery())
+    assert "ret" not in str(refused.value)
+    assert str(refused.value)[-1].isalnum()
