@@ -64,7 +64,7 @@ class Called(Protocol):
 class Functions(Protocol):
     """The site's functions, as bindings call them. An event's `options` may name a Durable Object: {object: class, id, name}."""
 
-    async def ask(self, function: str, event: frames.FunctionEvent) -> Called:
+    async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
         """Have a function handle an event."""
 
     async def fetch(

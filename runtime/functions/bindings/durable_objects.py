@@ -69,9 +69,9 @@ class DurableObjects(Binding):
         return await fetched(self._functions, self._function, self._class_name, request, body, options)
 
     @method
-    async def rpc(self, request: RpcObject) -> Any:
+    async def rpc(self, request: RpcObject, body: Body | None) -> Any:
         options = self._options(request.id, request.object_name)
-        return await called(self._functions, self._function, self._class_name, request, options)
+        return await called(self._functions, self._function, self._class_name, request, body, options)
 
     def _options(self, id: str, name: str | None) -> dict[str, Any]:
         return {"object": self._class_name, "id": id, "name": name}

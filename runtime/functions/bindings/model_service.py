@@ -31,7 +31,8 @@ class ModelService(Binding):
         return await self._ai.run(Run(self._model, inputs, raw=True))
 
     @method
-    async def rpc(self, request: RpcCall) -> Any:
+    async def rpc(self, request: RpcCall, body: Body | None) -> Any:
+        """Answer `run`; `body` would be a session's, and is not read."""
         if request.name != "run":
             raise BindingError(
                 f"a model has the method run, and no {request.name!r}", code="no_method", name="TypeError"

@@ -39,8 +39,8 @@ class Service(Binding):
         return await fetched(self._functions, self._function, self._entrypoint, request, body, self._options)
 
     @method
-    async def rpc(self, request: RpcCall) -> Any:
-        return await called(self._functions, self._function, self._entrypoint, request, self._options)
+    async def rpc(self, request: RpcCall, body: Body | None) -> Any:
+        return await called(self._functions, self._function, self._entrypoint, request, body, self._options)
 
 
 async def fetched(
@@ -61,9 +61,14 @@ async def fetched(
 
 
 async def called(
-    functions: Functions, function: str, entrypoint: str, request: RpcCall, options: dict[str, Any]
+    functions: Functions,
+    function: str,
+    entrypoint: str,
+    request: RpcCall,
+    body: Body | None,
+    options: dict[str, Any],
 ) -> Any:
-    """Return what a function's method gives, as it crosses a channel."""
-    event = RpcEvent(UNNUMBERED, entrypoint, request.name, request.args, request.kwargs, options=options)
-    found = await functions.ask(function, event)
+    """Return what a function's method gives, as it crosses a channel; `body` is the caller's side of a session."""
+    sent = (request.name, request.args, request.kwargs, body is not None)
+    found = await functions.ask(function, RpcEvent(UNNUMBERED, entrypoint, *sent, options=options), body)
     return found.value if found.body is None else StreamingReply(found.value, found.body)

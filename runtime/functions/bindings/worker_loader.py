@@ -90,9 +90,9 @@ class WorkerLoader(Binding):
         return await fetched(self._functions, self._pool(request.id), request.entrypoint, request, body, options)
 
     @method
-    async def rpc(self, request: RpcWorker) -> Any:
+    async def rpc(self, request: RpcWorker, body: Body | None) -> Any:
         options = {"props": request.props} if request.props else {}
-        return await called(self._functions, self._pool(request.id), request.entrypoint, request, options)
+        return await called(self._functions, self._pool(request.id), request.entrypoint, request, body, options)
 
     async def close(self) -> None:
         for id in tuple(self._loaded):

@@ -6,14 +6,14 @@ module: standard library and msgspec, nothing of ours.
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime
 from typing import Any
 
 import msgspec
 
 LENGTH_BYTES = 4
 UNNUMBERED = -1  # the id of a request that no channel has yet
-DATE, SET = "$date", "$set"
+SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # a bool is an int
+_PLAIN = (str, int, float, bytes, bool)
 RESPONSE = "$response"  # the only key of what a method gives back as a Response: its status, headers and, without a stream behind it, body
 
 
@@ -192,46 +192,31 @@ def _decoded(body: bytes) -> AnyFrame:
 
 
 def plain(value: Any, where: str = "the value") -> Any:
-    """Convert a value to plain types; a datetime becomes {"$date": iso}, a set {"$set": items}. Raises TypeError that says where another is."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return value
+    """Convert a value to plain types. Raises TypeError that says where another is."""
+    if isinstance(value, SCALARS):
+        return scalar(value)
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping):
         return {_key(key, where): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, datetime):
-        return {DATE: value.isoformat()}
-    if isinstance(value, date):
-        return {DATE: value.isoformat()}
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, (set, frozenset)):
-        return {SET: [plain(item, f"an item of {where}") for item in value]}
     kind = type(value).__name__
     raise TypeError(
-        f"{where} is of type {kind}, which cannot be sent; send None, bool, int, float, str, bytes, list, dict, set or datetime"
+        f"{where} is of type {kind}, which cannot be sent; send None, bool, int, float, str, bytes, list or dict"
     )
 
 
-def unplain(value: Any) -> Any:
-    """Undo `plain`: dates are datetimes again, and sets sets."""
-    if isinstance(value, list):
-        return [unplain(item) for item in value]
-    if isinstance(value, dict):
-        if value.keys() == {DATE} and isinstance(value[DATE], str):
-            return datetime.fromisoformat(value[DATE])
-        if value.keys() == {SET} and isinstance(value[SET], list):
-            return {_hashable(unplain(item)) for item in value[SET]}
-        return {key: unplain(item) for key, item in value.items()}
-    return value
+def scalar(value: Any) -> Any:
+    """Convert one of SCALARS to its plain type: encoders take none of their subclasses, as numpy's float64 or a template's SafeString."""
+    if value is None or type(value) in _PLAIN:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__index__(value)
+    return float.__float__(value) if isinstance(value, float) else bytes(memoryview(value))
 
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"{where} has the key {key!r}, which is no string; only strings can be keys")
-    return key
-
-
-def _hashable(item: Any) -> Any:
-    """Return an item of a set that came from outside: what cannot be one is written out."""
-    return item if isinstance(item, (str, bytes, int, float, bool, datetime, type(None))) else repr(item)
+    return str.__str__(key)

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import resource
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from workers.joints import bridged
 from workers.objects import Objects
 from workers.request import Request, received
 from workers.response import Response
+from workers.rpc_session import SESSION, RpcSession
 
 RESERVED = frozenset(
     {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
@@ -56,32 +56,13 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
     function = Function()
     function.load(boot)
     gc.freeze()  # a module and what it made at its import stay; to look at them again takes 10 ms, in the middle of an answer
-    channel = await Channel.open(sock, function.answer, is_runtime=False, describe=describe)
+    channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
     channel.note(
         "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
     )
     await channel.closed.wait()
-
-
-def describe(error: BaseException) -> Failure:
-    """Describe an error to the author: the name, the message and the traceback from the author's own code on."""
-    if isinstance(error, Failure) and error.detail:
-        return error
-    code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
-    if isinstance(error, MemoryError):
-        sentence = f"a function may use {resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20} MiB of memory"
-        return Failure(
-            sentence, code="exception", name="MemoryError", detail=f"{trouble.text_of(error).rstrip()}: {sentence}\n"
-        )
-    return Failure(
-        str(error) or type(error).__name__,
-        code=code if isinstance(code, (str, int)) else "exception",
-        status=status if isinstance(status, int) else 500,
-        name=error.name if isinstance(error, Failure) else type(error).__name__,
-        detail=trouble.text_of(error),
-    )
 
 
 class Function:
@@ -154,24 +135,45 @@ class Function:
         return await _awaited(_with_wanted(on_fetch, request, workers.env, context))
 
     async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
-        args, kwargs = frames.unplain(frame.args), frames.unplain(frame.kwargs)
-        if body is not None:
-            kwargs["body"] = body
-        if "object" in frame.options:
+        """Call a method. Where functions or streams come with its arguments, or with what it returns, a session follows the call."""
+        session = RpcSession()
+        args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
+        is_begun = session.is_used
+
+        async def work() -> Any:
+            try:
+                return await self._called(frame, session, args.value, kwargs.value, is_begun)
+            finally:
+                args.release()
+                kwargs.release()
+
+        if is_begun and body is not None:
+            return StreamingReply({SESSION: True}, session.serve(work(), body))
+        value = await work()
+        if session.is_used and body is not None:
+            return StreamingReply({SESSION: True}, session.serve(_at_once(value), body))
+        return value
+
+    async def _called(
+        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
+    ) -> Any:
+        """Return what crosses for what the method returns; where the session has not begun, a Response or a stream goes by itself."""
+
+        async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True
-            value = await self._in_object(
-                frame.options, lambda target: _called(target, frame.method, args, kwargs, is_internal)
-            )
-        else:
-            kind = self._entrypoint(frame.entrypoint)
-            if kind is None:
-                raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
-            made = _made(kind, Context(frame.options.get("props")))
-            value = await _called(made, frame.method, args, kwargs, False)
-        if not isinstance(value, Response):
-            return value
-        told = _answer_of(value, "GET")
-        return StreamingReply({frames.RESPONSE: told.value}, told.body)
+            value = await _called(target, frame.method, args, kwargs, is_internal)
+            if isinstance(value, Response) and value.web_socket is None and not is_begun:
+                told = _answer_of(value, "GET")
+                return StreamingReply({frames.RESPONSE: told.value}, told.body)
+            is_stream = hasattr(value, "__aiter__") and not is_begun
+            return value if is_stream else session.pack(value, "what it returned")
+
+        if "object" in frame.options:
+            return await self._in_object(frame.options, act)
+        kind = self._entrypoint(frame.entrypoint)
+        if kind is None:
+            raise Failure(self._no_entrypoint(frame.entrypoint), code="no_handler", name="TypeError")
+        return await act(_made(kind, Context(frame.options.get("props"))))
 
     async def _scheduled(self, frame: frames.ScheduledEvent) -> None:
         controller = ScheduledController(frame.cron, frame.scheduled_time_ms)
@@ -255,6 +257,10 @@ async def _fetched_by(target: Any, *arguments: Any) -> Any:
     if fetch is None:
         raise Failure(f"{type(target).__name__} has no fetch method", code="no_handler", name="TypeError")
     return await _awaited(_with_wanted(fetch, *arguments))
+
+
+async def _at_once(value: Any) -> Any:
+    return value
 
 
 async def _awaited(value: Any) -> Any:

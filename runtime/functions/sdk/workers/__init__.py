@@ -16,6 +16,7 @@ from workers.host import env, patch_env
 from workers.outbound import fetch
 from workers.request import Request
 from workers.response import Response
+from workers.stubs import RpcStub, RpcTarget
 from workers.types import BlobEnding, BlobValue, Body, FetchKwargs, FormDataValue, JSBody, RequestInitCfProperties
 from workers.utils import import_from_javascript
 from workers.websockets import WebSocket, WebSocketPair, WebSocketRequestResponsePair
@@ -40,6 +41,8 @@ __all__ = [
     "Request",
     "RequestInitCfProperties",
     "Response",
+    "RpcStub",
+    "RpcTarget",
     "WebSocket",
     "WebSocketPair",
     "WebSocketRequestResponsePair",

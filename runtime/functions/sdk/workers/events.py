@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.functions.channel import frames
-from workers.bindings.face import Named, as_record, options_of
+from workers.bindings.face import Named, options_of
+from workers.values import unpack
 
 
 class ScheduledController(Named):
@@ -24,7 +24,7 @@ class QueueMessage:
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id, self.attempts = fields["id"], fields.get("attempts", 1)
         self.timestamp = datetime.fromtimestamp(fields["timestamp_ms"] / 1000, UTC)
-        self.body = as_record(frames.unplain(fields.get("body")))
+        self.body = unpack(fields.get("body"))
         self.decision: str | None = None
         self.delay_s: float | None = None
 

@@ -1,10 +1,10 @@
 """What some code imports from the platform's module of this name, to ask of a value whether it is a binding."""
 
-from workers.bindings.durable_objects import DurableObjectStub as _RpcStubWrapper
 from workers.bindings.face import Face as _BindingWrapper
 from workers.bindings.service import Fetcher as _FetcherWrapper
 from workers.entrypoint import python_from_rpc, python_to_rpc
 from workers.host import Env as _EnvWrapper
+from workers.stubs import RpcStub as _RpcStubWrapper
 
 __all__ = [
     "_BindingWrapper",

@@ -12,9 +12,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Protocol
 
-from runtime.functions.channel import frames
 from workers import host
 from workers.bindings.face import Items, Named, Record, as_record, options_of
+from workers.values import pack, unpack
 
 STORAGE = "@objects"
 LIST_OPTIONS = ("start", "start_after", "end", "prefix", "reverse", "limit")
@@ -70,7 +70,7 @@ class Asker:
                 "another event's transaction is open in this object; await it, or use storage.transaction"
             )
         try:
-            return frames.unplain(host.call_now(STORAGE, method, **self._who, **kwargs))
+            return host.call_now(STORAGE, method, **self._who, **kwargs)
         except Exception as error:
             if getattr(error, "code", "") == "object_reset":
                 self._owner.reset(error)
@@ -116,13 +116,13 @@ class Keys:
     def get(self, key: Any) -> Any:
         keys = _keys(key)
         found = self._asker.ask("get", keys=keys)
-        return as_record(found) if not isinstance(key, str) else as_record(found.get(key))
+        return unpack(found.get(key)) if isinstance(key, str) else _unpacked(found)
 
     def put(self, key: Any, value: Any) -> None:
         if not isinstance(key, str) and not isinstance(key, Mapping):
             raise TypeError(f"put takes a key and a value, or a dict of them, and not {type(key).__name__}")
         entries = {key: value} if isinstance(key, str) else dict(key)
-        self._asker.write("put", entries=frames.plain(entries, "the value"))
+        self._asker.write("put", entries={name: pack(each, f"the value of {name!r}") for name, each in entries.items()})
 
     def delete(self, key: Any) -> Any:
         count = self._asker.write("delete", keys=_keys(key))
@@ -131,7 +131,7 @@ class Keys:
     def list(self, options: Any, named: Mapping[str, Any]) -> Record:
         given = options_of(options, named, LIST_OPTIONS + IGNORED, "list")
         wanted = {name: value for name, value in given.items() if name in LIST_OPTIONS}
-        return as_record(dict(self._asker.ask("list", **wanted)))  # type: ignore[no-any-return]
+        return _unpacked(dict(self._asker.ask("list", **wanted)))
 
 
 class SyncKv(Named):
@@ -323,6 +323,10 @@ class Transaction(Named):
     def rollback(self) -> None:
         """Keep nothing of it, however the closure ends."""
         self.is_over = True
+
+
+def _unpacked(entries: Mapping[str, Any]) -> Record:
+    return Record({key: unpack(value) for key, value in entries.items()})
 
 
 def _keys(key: Any) -> list[str]:

@@ -4,11 +4,12 @@ before one.
 
 import asyncio
 import inspect
+import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from workers.bindings.face import Named, Record
+from workers.bindings.face import Buffer, Named, Record, as_record
 
 MAX_AHEAD = 16  # chunks that a writer may be ahead of its reader
 
@@ -59,6 +60,50 @@ class Readable(Named):
             await writer.abort(error)
             raise
         await writer.close()
+
+    def tee(self) -> list[Any]:
+        from workers.body import ByteStream, _tee  # which makes streams of bytes of these
+
+        return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
+
+
+class ByteStream(Readable):
+    """A ReadableStream: read once, piece by piece or as a whole. `chunks` is whatever arrives."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self._is_used = False
+
+    @property
+    def body_used(self) -> bool:
+        return self._is_used
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._is_used:
+            raise TypeError("this body has been read already; keep what the first read gave")
+        self._is_used = True
+        return self._chunks
+
+    async def bytes(self) -> Buffer:
+        return Buffer(b"".join([chunk async for chunk in self]))
+
+    async def array_buffer(self) -> Buffer:
+        return await self.bytes()
+
+    async def text(self) -> str:
+        return (await self.bytes()).decode(errors="replace")
+
+    async def json(self) -> Any:
+        return as_record(json.loads(await self.bytes()))
+
+    async def cancel(self, reason: object = None) -> None:
+        """Tell the other side to stop."""
+        self._is_used = True
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if (aclose := getattr(self._chunks, "aclose", None)) is not None:
+            await aclose()
 
 
 _piping: set["asyncio.Future[Any]"] = set()
@@ -142,11 +187,6 @@ class ReadableStream(Readable):
         await _called(self._source, "cancel", reason)
 
     aclose = cancel
-
-    def tee(self) -> list[Any]:
-        from workers.body import ByteStream, _tee  # which makes streams of bytes of these
-
-        return [ByteStream(side) for side in _tee(ByteStream(self))]
 
 
 class StreamWriter(Named):

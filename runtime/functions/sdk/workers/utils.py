@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from workers import entrypoint, host
+from workers.stubs import RpcStub, RpcTarget
 
 
 def import_from_javascript(name: str) -> Any:
@@ -20,4 +21,6 @@ def import_from_javascript(name: str) -> Any:
         WorkerEntrypoint=entrypoint.WorkerEntrypoint,
         DurableObject=entrypoint.DurableObject,
         WorkflowEntrypoint=entrypoint.WorkflowEntrypoint,
+        RpcTarget=RpcTarget,
+        RpcStub=RpcStub,
     )

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from runtime.functions.channel import frames
 from runtime.functions.channel.socket_messages import ABNORMAL, MAX_REASON_BYTES, NO_STATUS, Message, SocketClose
 from workers import host
-from workers.bindings.face import Buffer, Named, as_record
+from workers.bindings.face import Buffer, Named
 from workers.trouble import print_trouble
+from workers.values import pack, unpack
 
 ROOM_BYTES = 256 << 10  # of messages that wait at an end; an awaited send, and a client, wait beyond it
 MAX_WAITING_BYTES = 16 << 20  # of messages that were sent without awaiting; beyond it the socket is closed with 1013
@@ -192,13 +192,13 @@ class WebSocket(EventTarget):
 
     def serialize_attachment(self, value: Any) -> None:
         """Keep a value with the socket, for the object that has accepted it."""
-        data = msgspec.msgpack.encode(frames.plain(value, "the attachment"))
+        data = msgspec.msgpack.encode(pack(value, "the attachment"))
         if len(data) > MAX_ATTACHMENT_BYTES:
             raise ValueError(f"an attachment may have {MAX_ATTACHMENT_BYTES} bytes, and this one has {len(data)}")
         self._attachment = data
 
     def deserialize_attachment(self) -> Any:
-        return None if self._attachment is None else as_record(frames.unplain(msgspec.msgpack.decode(self._attachment)))
+        return None if self._attachment is None else unpack(msgspec.msgpack.decode(self._attachment))
 
     def __aiter__(self) -> "WebSocket":
         """Iterate over the messages, str or bytes, until the other side closes. Its code and reason are then in `close_code` and `close_reason`."""

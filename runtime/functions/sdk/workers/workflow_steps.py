@@ -14,9 +14,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from runtime.functions.channel import frames
-from workers.bindings.face import Record, as_record, snake_case
+from workers.bindings.face import Record, snake_case
 from workers.javascript import Date
+from workers.values import pack, unpack
 
 UNITS = {
     "second": 1.0,
@@ -161,7 +161,7 @@ class WorkflowStep:
                 raise WorkflowTimeoutError(f"no event {event_type!r} has come for the step {name!r} in time")
             await self._wait(ends_s, is_event=True)
         stamp = datetime.fromtimestamp(found["timestamp_ms"] / 1000)
-        return Record(type=found["type"], payload=as_record(frames.unplain(found["payload"])), timestamp=stamp)
+        return Record(type=found["type"], payload=unpack(found["payload"]), timestamp=stamp)
 
     sleepUntil, waitForEvent = sleep_until, wait_for_event
 
@@ -200,7 +200,7 @@ class WorkflowStep:
         if (done := self._log.get("step", key)) is not None:
             if (error := done.get("error")) is not None:
                 raise _as_error(error)
-            return as_record(frames.unplain(done["value"]))
+            return unpack(done["value"])
         attempt = int(self._log.get("attempts", key) or 0)
         while True:
             await self._rest_of_pause(key)
@@ -211,7 +211,7 @@ class WorkflowStep:
             context = Record(step=step, attempt=attempt, config=policy.as_config())
             try:
                 value = await self._attempt(function, results, context, policy)
-                plain = frames.plain(value, f"what the step {name!r} returned")
+                plain = pack(value, f"what the step {name!r} returned")
             except Exception as error:
                 if isinstance(error, NonRetryableError) or attempt > policy.limit:
                     await self._log.put("step", key, {"error": {"name": type(error).__name__, "message": str(error)}})
@@ -219,7 +219,7 @@ class WorkflowStep:
                 await self._log.put("pause", key, time.time() + policy.pause_s(attempt))
                 continue
             await self._log.put("step", key, {"value": plain})
-            return as_record(frames.unplain(plain))
+            return unpack(plain)
 
     async def _attempt(
         self, function: Callable[..., Any], results: tuple[Any, ...], context: Record, policy: RetryPolicy

@@ -9,10 +9,11 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.functions.channel import Failure, frames
-from workers.bindings.face import Record, as_record
+from runtime.functions.channel import Failure
+from workers.bindings.face import Record
 from workers.entrypoint import Context, DurableObject, WorkflowEntrypoint
 from workers.trouble import text_of
+from workers.values import pack, unpack
 from workers.workflow_steps import NonRetryableError, StepLog, WorkflowStep
 
 __all__ = ["NonRetryableError", "WorkflowEntrypoint"]
@@ -41,7 +42,7 @@ class WorkflowObject(DurableObject):
                 f"(instance.already_exists) {workflow} has an instance {id!r}", code="already_exists", status=409
             )
         now_ms = int(time.time() * 1000)
-        state = {"workflow": workflow, "id": id, "params": frames.plain(params, "params"), "created_ms": now_ms}
+        state = {"workflow": workflow, "id": id, "params": pack(params, "params"), "created_ms": now_ms}
         self._keep({**state, "status": "queued", "output": None, "error": None})
         await self._wake()
 
@@ -50,11 +51,11 @@ class WorkflowObject(DurableObject):
 
     async def status(self) -> dict[str, Any]:
         state = self._known()
-        return {"status": state["status"], "error": state["error"], "output": state["output"]}
+        return {"status": state["status"], "error": state["error"], "output": unpack(state["output"])}
 
     async def send_event(self, type: str, payload: Any) -> None:
         self._ask_open("take an event")
-        self._log.add_event(type, frames.plain(payload, "payload"))
+        self._log.add_event(type, pack(payload, "payload"))
         if self._step is not None:
             self._step.on_event()
         if self._known()["status"] != "paused":
@@ -122,13 +123,13 @@ class WorkflowObject(DurableObject):
     async def _result(self, state: dict[str, Any], step: WorkflowStep) -> Any:
         created = datetime.fromtimestamp(state["created_ms"] / 1000, UTC)
         event = Record(
-            payload=as_record(frames.unplain(state["params"])),
+            payload=unpack(state["params"]),
             timestamp=created,
             instanceId=state["id"],
             workflowName=state["workflow"],
         )
         result = self.workflow(Context(), self.env).run(event, step)  # type: ignore[attr-defined]  # the author's
-        return frames.plain(await result if hasattr(result, "__await__") else result, "what run returned")
+        return pack(await result if hasattr(result, "__await__") else result, "what run returned")
 
     def _end(self, work: "asyncio.Task[Any]") -> None:
         if work.cancelled():

@@ -123,7 +123,7 @@ class Functions:
         told = [("x-entry", event.entrypoint), ("x-got", dict(event.headers).get("x-asked", ""))]
         return Response(201, told, b"", once(sent.upper()))
 
-    async def ask(self, function: str, event: RpcEvent) -> Called:
+    async def ask(self, function: str, event: RpcEvent, body: Any = None) -> Called:
         if event.method != "addAll":
             raise Failure(f"{event.entrypoint} has no method {event.method!r}", code="no_method", name="TypeError")
         return Called({"sum": sum(event.args) + event.kwargs.get("more", 0), "function": function})

@@ -17,7 +17,7 @@ from runtime.functions.bindings.kv import MAX_VALUE_BYTES, SCHEMA, KVNamespace
 from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.database import Database, create
-from workers.bindings.face import ByteStream
+from workers.streams import ByteStream
 
 KV = ("kv", "KV", {"id": "notes"})
 

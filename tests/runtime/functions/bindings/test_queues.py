@@ -24,6 +24,7 @@ from runtime.functions.manifest_tables import ConsumerDeclaration as Declared
 from tests.asgi import eventually
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.database import DatabaseError, Databases
+from workers.events import MessageBatch
 
 QUEUE = ("queue_producer", "QUEUE", {"queue": "jobs", "delivery_delay": 0})
 SOON = Settings(max_batch_timeout_s=0.0)
@@ -58,6 +59,19 @@ async def empty(queue: Queue) -> None:
     async with asyncio.timeout(5):
         while await queue.depth():
             await asyncio.sleep(0.01)
+
+
+async def test_what_a_consumer_gets_is_what_was_sent_whatever_it_looks_like(wire: Wire, tmp_path: Path) -> None:
+    wired, handler = await wire(QUEUE), Handler()
+    sent = [{"$date": "2026-01-02"}, {"$date": "soon"}, {"$set": [1]}, {"a": [{"$date": "x"}]}]
+    for body in sent:
+        await wired.env["QUEUE"].send(body)
+    queue = queue_of(wired, tmp_path)
+    consumer = QueueConsumer(queue, handler, SOON, None, "f")
+    await empty(queue)
+    await consumer.close()
+    fields = [message for batch in handler.batches for message in batch]
+    assert [message.body for message in MessageBatch("jobs", fields).messages] == sent
 
 
 async def test_what_is_sent_is_delivered_once_in_order_and_forgotten(wire: Wire, tmp_path: Path) -> None:

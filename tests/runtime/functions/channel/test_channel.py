@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from runtime.functions.channel.frames import (
     Reply,
     StreamChunk,
     plain,
-    unplain,
 )
 from tests.asgi import eventually
 
@@ -301,32 +300,43 @@ def test_a_frame_too_large_is_refused_before_it_is_held() -> None:
         frames.encode(StreamChunk(1, b"x" * 101), 100)
 
 
-def test_dates_cross_as_iso_strings() -> None:
-    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    value = {"at": when, "many": [when]}
-    assert plain(value) == {
-        "at": {"$date": "2026-01-02T03:04:05+00:00"},
-        "many": [{"$date": "2026-01-02T03:04:05+00:00"}],
-    }
-    assert unplain(plain(value)) == value
+def test_subclasses_of_plain_types_cross_as_those() -> None:
+    """Libraries have them: a template's text that is safe, a numeric library's float, a member of an enumeration."""
+
+    class Text(str):
+        def __str__(self) -> str:
+            return "another"
+
+    class Real(float):
+        pass
+
+    class Data(bytes):
+        pass
+
+    values = [
+        Text("a"),
+        Real(1.5),
+        Data(b"b"),
+        HTTPStatus.OK,
+        True,
+        None,
+        {Text("k"): Text("v")},
+        (bytearray(b"c"), memoryview(b"d")),
+    ]
+    frame = BindingCall(1, "b", "m", plain(values))
+    (decoded,) = FrameDecoder(1000).feed(frames.encode(frame, 1000))
+    assert isinstance(decoded, BindingCall)
+    assert decoded.args == ["a", 1.5, b"b", 200, True, None, {"k": "v"}, [b"c", b"d"]]
 
 
-def test_sets_and_naive_dates_come_back_as_they_were() -> None:
-    value = {"words": {"a", "b"}, "now": datetime(2026, 1, 2, 3, 4, 5), "view": memoryview(b"x")}
-    assert unplain(plain(value)) == {**value, "view": b"x"}
-    assert unplain({"$set": [[1], "a"]}) == {"[1]", "a"}  # from outside, what no set can hold
-
-
-def test_what_no_channel_carries_is_refused_with_its_place_and_what_only_looks_like_a_set_is_left() -> None:
+def test_what_no_channel_carries_is_refused_with_its_place() -> None:
     for value, why in (
         ({"a": [1, {2: 3}]}, r"the value\['a'\]\[1\] has the key 2, which is no string"),
         ({"a": object()}, r"the value\['a'\] is of type object"),
-        ({1j}, "an item of the value is of type complex"),
+        ([1j], r"the value\[0\] is of type complex"),
     ):
         with pytest.raises(TypeError, match=why):
             plain(value)
-    for other in ({"$set": "ab"}, {"$set": [1], "more": 2}, {"$date": 5}, {"$date": "2026-01-02", "more": 2}):
-        assert unplain(other) == other
 
 
 async def test_many_frames_that_come_at_once_give_others_their_turns() -> None:

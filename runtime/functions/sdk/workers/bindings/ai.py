@@ -8,8 +8,9 @@ from workers.abort_signal import AbortController as AbortController
 from workers.abort_signal import AbortedStream, until_aborted
 from workers.abort_signal import AbortError as AbortError
 from workers.abort_signal import AbortSignal as AbortSignal
-from workers.bindings.face import ByteStream, Face, Items, as_record, options_of
+from workers.bindings.face import Face, Items, as_record, options_of
 from workers.response import Response
+from workers.streams import ByteStream
 
 _OPTIONS = (
     "return_raw_response", "queue_request", "reject_if_busy", "extra_headers", "signal", "tags", "gateway", "prefix", "session_options",

@@ -37,6 +37,8 @@ class DurableObjectId(Named):
 class DurableObjectStub:
     """One object: `fetch`, `id`, `name`, and every other name is a method of its class."""
 
+    __is_stub__ = True
+
     def __init__(self, channel: Channel, binding: str, id: DurableObjectId) -> None:
         self._channel = channel
         self._binding = binding

@@ -5,7 +5,6 @@ that can do this too. Refuses to know any binding.
 """
 
 import difflib
-import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
@@ -73,7 +72,7 @@ class Record(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"there is no {name!r} here; there is {', '.join(self) or 'nothing'}", name=name, obj=self
+                f"there is no {name!r} here; there is {', '.join(map(str, self)) or 'nothing'}", name=name, obj=self
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -131,50 +130,6 @@ class Buffer(bytes):
 
     def to_string(self, encoding: str = "utf-8") -> str:
         return self.decode(encoding)
-
-
-class ByteStream(Named):
-    """A ReadableStream: read once, piece by piece or as a whole. `chunks` is whatever arrives."""
-
-    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
-        self._chunks = chunks
-        self._is_used = False
-
-    @property
-    def body_used(self) -> bool:
-        return self._is_used
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._is_used:
-            raise TypeError("this body has been read already; keep what the first read gave")
-        self._is_used = True
-        return self._chunks
-
-    async def bytes(self) -> Buffer:
-        return Buffer(b"".join([chunk async for chunk in self]))
-
-    async def array_buffer(self) -> Buffer:
-        return await self.bytes()
-
-    async def text(self) -> str:
-        return (await self.bytes()).decode(errors="replace")
-
-    async def json(self) -> Any:
-        return as_record(json.loads(await self.bytes()))
-
-    async def cancel(self, reason: object = None) -> None:
-        """Tell the other side to stop."""
-        self._is_used = True
-        await self.aclose()
-
-    def get_reader(self, options: Any = None) -> Any:
-        from workers.streams import StreamReader  # which knows faces
-
-        return StreamReader(self)
-
-    async def aclose(self) -> None:
-        if (aclose := getattr(self._chunks, "aclose", None)) is not None:
-            await aclose()
 
 
 def as_record(value: Any) -> Any:

@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from workers.bindings.face import Buffer, ByteStream, Face, Items, Record, as_record, body_of, options_of
+from workers.bindings.face import Buffer, Face, Items, Record, as_record, body_of, options_of
+from workers.streams import ByteStream
 
 _TYPES = ("text", "json", "arrayBuffer", "stream")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workers.bindings.face import Face, options_of
+from workers.values import pack
 
 
 class Queue(Face):
@@ -33,4 +34,4 @@ def _message(body: Any, options: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(f"a message of the content type text is a str, not {type(body).__name__}")
     elif kind == "bytes":
         body = bytes(body)
-    return {"body": body, **options}
+    return {"body": pack(body, "the message's body"), **options}

@@ -7,7 +7,6 @@ from typing import Any
 
 from workers.bindings.face import (
     Buffer,
-    ByteStream,
     Face,
     Items,
     Named,
@@ -17,6 +16,7 @@ from workers.bindings.face import (
     snake_case,
 )
 from workers.forms import Blob
+from workers.streams import ByteStream
 
 _HTTP = {
     "content_type": "content-type",

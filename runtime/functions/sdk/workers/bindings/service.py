@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.functions.channel import frames
+from runtime.functions.channel import Failure, frames
 from workers import joints, outbound  # as modules: they import faces themselves
-from workers.bindings.face import ByteStream, Channel, Face, as_record
+from workers.bindings.face import Channel, Face
 from workers.request import Request
+from workers.rpc_session import SESSION, RpcSession
+from workers.streams import ByteStream
+from workers.trouble import remote_error
 
 
 class Fetcher(Face):
+    __is_stub__ = True  # others may be given it
+
     async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
         """`fetch(url_or_request, method=, headers=, body=)` gives a Response."""
         return await fetched(self._channel, self._name, {}, resource, options, named)
@@ -26,12 +31,20 @@ class Service(Fetcher):
 
 def remote_method(channel: Channel, binding: str, name: str, further: dict[str, Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        sent = {"name": name, "args": list(args), "kwargs": kwargs, **further}
-        answer = await channel.begin(binding, "rpc", (), sent)
-        value = answer.value
+        session = RpcSession()
+        packed = session.pack(list(args), f"{name}'s arguments"), session.pack(kwargs, f"{name}'s arguments")
+        sent = {"name": name, "args": packed[0], "kwargs": packed[1], **further}
+        try:
+            answer = await channel.begin(binding, "rpc", (), sent, session.outgoing())
+            value = answer.value
+            if value == {SESSION: True}:
+                return await session.result(answer.body)
+        except Failure as failure:
+            session.close(failure)
+            raise remote_error(failure) from None
         if isinstance(value, dict) and value.keys() == {frames.RESPONSE}:
             return outbound.response_of(value[frames.RESPONSE], answer.body)
-        return as_record(frames.unplain(value)) if answer.body is None else ByteStream(answer.body)
+        return session.unpack(value).value if answer.body is None else ByteStream(answer.body)
 
     call.__name__ = call.__qualname__ = name
     return call

@@ -53,6 +53,8 @@ class LoadedWorker(Named):
 class LoadedEntrypoint:
     """`fetch`, and every other name is a method of the loaded class."""
 
+    __is_stub__ = True
+
     def __init__(self, worker: LoadedWorker, entrypoint: str, props: dict[str, Any]) -> None:
         self._worker = worker
         self._further = {"entrypoint": entrypoint, "props": props}

@@ -1,0 +1,106 @@
+"""RpcTarget, whose methods others may call, and the stubs by which they do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
+
+
+class RpcTarget:
+    """The base of objects that cross to another function as a stub: what its class defines, methods and properties, can be asked of it there."""
+
+
+class Remote(Protocol):
+    """What a stub stands for."""
+
+    def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        """Call it, or a method of it."""
+
+    def read(self, name: str) -> Awaitable[Any]: ...
+
+    def release(self) -> None: ...
+
+
+class Handle:
+    """What several stubs hold of the same thing, which is given back with the last of them."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+        self._loop = asyncio.get_running_loop()
+        self._holders = 0
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self.remote.release()
+
+    def release_soon(self) -> None:
+        """Release from wherever the collector runs."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.release)
+
+
+class RpcStub:
+    """A function or an RpcTarget of another function: `await stub(...)`, `await stub.method(...)`, `await stub.property`.
+
+    What came as an argument is given back when the call it came with has ended, unless it was `dup`ed; everything else by `dispose`, at the end of
+    `with stub:`, or with the last reference to it.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        handle.hold()
+        self._handle: Handle | None = handle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remote().call(None, args, kwargs)
+
+    def dup(self) -> "RpcStub":
+        """Return a further stub of the same thing, which is there until it is disposed of itself."""
+        self._remote()
+        assert self._handle is not None
+        return RpcStub(self._handle)
+
+    def dispose(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.release()
+
+    def __enter__(self) -> "RpcStub":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dispose()
+
+    def __getattr__(self, name: str) -> "Member":
+        if name.startswith("_"):
+            raise AttributeError(f"'RpcStub' object has no attribute {name!r}", name=name, obj=self)
+        return Member(self, name)
+
+    def __del__(self) -> None:
+        if (handle := self.__dict__.get("_handle")) is not None:
+            handle.release_soon()
+
+    def _remote(self) -> Remote:
+        if self._handle is None:
+            sentence = "this stub was disposed of: what comes as an argument is there until the method returns, unless it is kept by stub.dup()"
+            raise RuntimeError(sentence)
+        return self._handle.remote
+
+
+class Member:
+    """A name of a stub: a method that is called, or a property that is awaited."""
+
+    def __init__(self, stub: RpcStub, name: str) -> None:
+        self._stub = stub
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stub._remote().call(self._name, args, kwargs)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._stub._remote().read(self._name).__await__()
+
+
+Runner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
