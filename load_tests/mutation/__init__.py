@@ -1,4 +1,4 @@
 """Do the tests notice? Small semantic changes of the code, each with the tests that mirror its file: `python -m load_tests.mutation`.
 
-The changes were chosen by reading the code, before its tests. One that survives is either harmless, and says so, or wants a test.
+The changes were chosen by reading the code, before its tests. One that survives wants a test.
 """

@@ -11,7 +11,6 @@ class Mutant(NamedTuple):
     old: str  # occurs once in the file
     new: str
     why: str  # what would go wrong
-    is_harmless: bool = False  # nobody could tell the difference: `why` says the reason
 
     def applied_to(self, source: str) -> str | None:
         """The changed text; None where the code has moved on and the old text is not there exactly once."""

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from load_tests.mutation.mutant import Mutant
 
-Outcome = Literal["noticed", "survived", "harmless", "moved", "no program", "unjudged"]
+Outcome = Literal["noticed", "survived", "moved", "no program", "unjudged"]
 LIMIT_S = 1800.0  # of a run, waits for a slot included; pytest's own limit ends a test that hangs
 # A time limit of pytest's own ends the whole process: a change that makes a test hang is noticed.
 OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "not slow")
@@ -74,7 +74,7 @@ class Copy:
             self._write(path, source)
         seconds = round(time.monotonic() - began, 1)
         if noticed_by is None:
-            return Trial("harmless" if mutant.is_harmless else "survived", "", seconds)
+            return Trial("survived", "", seconds)
         if self.failing([noticed_by] if "::" in noticed_by else tests) is not None:
             return Trial("unjudged", f"{noticed_by} fails without the change", seconds)
         return Trial("noticed", noticed_by, seconds)
