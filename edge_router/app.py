@@ -50,7 +50,7 @@ class RouterApp(Starlette):
         )
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
-        deployments = deployment_api(router.backends, access, router.clocks)
+        deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places)
         has_usage = router.accounting.ledger is not None
         self.page = PageRoutes(self.feed, sessions, functions=deployments, has_usage=has_usage)
         own = OwnRoutes(place, proxy, router.places, sessions)

@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Route
 
 from edge_router.backend import Backend
 from edge_router.bundles import BundleStore
+from edge_router.data_places import DataPlaces
 from edge_router.function_homes import home_of, with_callers
 from edge_router.routes import limited_body
 from edge_router.site_clocks import SiteClocks
@@ -196,8 +197,11 @@ def _before(deployment: Deployment) -> int:
 
 
 class DeploymentApi:
-    def __init__(self, backends: Mapping[str, Backend], guard: DeployGuard, directory: Path) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], guard: DeployGuard, places: DataPlaces, directory: Path
+    ) -> None:
         self._backends = backends
+        self._places = places
         self._guard = guard
         self._deployments = Deployments(directory)
         self._bundles = BundleStore(directory / "bundles")
@@ -255,7 +259,7 @@ class DeploymentApi:
         version = Version(
             number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
         )
-        home = home_of(deployment, new, self._deployments.known, [site.name for site in self._sites()])
+        home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
         await self._try_everywhere(replace(deployment, home=home), version)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
         changed = with_version(before, version, new.percent)
@@ -348,6 +352,11 @@ class DeploymentApi:
         ]
         return [site for site in taking if home in ("", site.name)]
 
+    def _homes(self, account: str) -> list[str]:
+        """Return the sites where an account's function may keep its data."""
+        allowed = self._places.of(account, None, None)
+        return [site.name for site in self._sites() if allowed is None or site.name in allowed.names]
+
     async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
         """What each healthy site that takes deployed functions says, by its name."""
         sites = self._sites(home)
@@ -374,12 +383,14 @@ class DeploymentApi:
         self._bundles.forget({version.digest for deployment in known for version in deployment.versions})
 
 
-def deployment_api(backends: Mapping[str, Backend], access: Access, clocks: SiteClocks) -> DeploymentApi:
+def deployment_api(
+    backends: Mapping[str, Backend], access: Access, clocks: SiteClocks, places: DataPlaces
+) -> DeploymentApi:
     """The token, the network's secret and where to keep all this come from the environment."""
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     directory = Path(os.environ.get(STATE_DIR_ENV) or f"{home}/pilotlight/router").expanduser()
-    return DeploymentApi(backends, guard, directory)
+    return DeploymentApi(backends, guard, places, directory)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -14,19 +14,25 @@ from wire.errors import ApiError
 
 
 def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return the home of a function with its new version; empty: it runs everywhere. `sites`: those that could be one, the first before the others.
-    Raises ApiError."""
+    """Return the home of a function with its new version; empty: it runs everywhere. `sites`: where its account's data may lie, the first before the
+    others. Raises ApiError."""
     called = {known[name].home: name for name in new.services if name in known and known[name].home}
     if new.home is not None:
         home = new.home
         if home and home not in sites:
             named = ", ".join(sites) or "none"
             raise ApiError(
-                "invalid_request", f"{home[:100]!r} is no site that takes deployed functions; there is: {named}"
+                "invalid_request",
+                f"{home[:100]!r} is no healthy site that takes deployed functions and may have their data; there is: {named}",
             )
     else:
         home = deployment.home or next(iter(called), "")
         if not home and new.keeps_data:
+            if not sites:
+                raise ApiError(
+                    "no_site_available",
+                    f"no healthy site that takes deployed functions may have the data of {deployment.name}",
+                )
             home = _usual(known, sites)
     for site, name in called.items():
         if site != home:
@@ -54,5 +60,5 @@ def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
 
 def _usual(known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
     """Where most data lies already: functions that share a store need the same home."""
-    homes = Counter(deployment.home for deployment in known.values() if deployment.home)
-    return max(homes, key=homes.__getitem__) if homes else next(iter(sites), "")
+    homes = Counter(deployment.home for deployment in known.values() if deployment.home in sites)
+    return max(homes, key=homes.__getitem__) if homes else sites[0]

@@ -16,6 +16,7 @@ from aiohttp import web
 from starlette.applications import Starlette
 
 from edge_router import deployments
+from edge_router.data_places import AllowedSites
 from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
 from edge_router.routes import FAILURES
 from edge_router.site_clocks import SiteClocks
@@ -159,10 +160,13 @@ def router_app(
     keys: Sequence[Key] = (),
     clocks: SiteClocks | None = None,
     further: Sequence[FakeSite] = (),
+    allowed: frozenset[str] | None = None,
 ) -> Starlette:
+    """`allowed`: where accounts' data may lie."""
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
-    api = DeploymentApi(sites, guard, tmp_path / "router")
+    where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
+    api = DeploymentApi(sites, guard, where, tmp_path / "router")
     return Starlette(routes=api.routes(), exception_handlers=FAILURES)
 
 
@@ -305,7 +309,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         told = "own calls notes, which runs at iad1 alone, where its data lies: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
-            told = f"{name!r} is no site that takes deployed functions; there is: ams1, iad1"
+            told = f"{name!r} is no healthy site that takes deployed functions and may have their data; there is: ams1, iad1"
             assert await deploy("own", home=name) == (told, [])
         assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
         second.state = "unhealthy"
@@ -316,6 +320,18 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         body = json.dumps({"expected_revision": await revision("notes")}).encode()
         answer = await call(app, f"{PATH}/notes/rollback", method="POST", body=body, **TOKEN)
         assert (answer.status, answer.json["home"]) == (200, "ams1"), "data is the function's, and not the version's"
+
+
+async def test_a_functions_home_is_where_its_accounts_data_may_lie(fake: FakeSite, tmp_path: Path) -> None:
+    async with site_of("iad1") as second:
+        app = router_app(fake, tmp_path, further=(second,), allowed=frozenset(["iad1"]))
+        await put(app, data := bundle(tmp_path))
+        assert (await deployed(app, data, 0, name="f", keeps_data=True)).json["home"] == "iad1"
+        refused = await deployed(app, data, 0, name="g", home="ams1")
+        assert (refused.status, "there is: iad1" in refused.json["error"]["message"]) == (400, True)
+        second.state = "unhealthy"
+        refused = await deployed(app, data, 0, name="g", keeps_data=True)
+        assert (refused.status, "may have the data of g" in refused.json["error"]["message"]) == (503, True)
 
 
 async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
     routes = DeploymentApi(
         {"ams1": backend},  # type: ignore[dict-item]
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
+        SimpleNamespace(of=lambda *names: None),  # type: ignore[arg-type]
         tmp_path / "router",
     ).routes()
     server = Server(Starlette(routes=routes, exception_handlers=FAILURES))
