@@ -44,6 +44,7 @@ from wire.deployments import (
     Changed,
     Deployment,
     NewVersion,
+    Removal,
     Rollback,
     Serve,
     Share,
@@ -211,6 +212,7 @@ class DeploymentApi:
             Route(PATH, self.all, methods=["GET"]),
             Route(PATH + "/bundles/{digest}", self.bundle, methods=["GET", "PUT"]),
             Route(PATH + "/{name}", self.one, methods=["GET", "POST"]),
+            Route(PATH + "/{name}", self.remove, methods=["DELETE"]),
             Route(PATH + "/{name}/rollback", self.rollback, methods=["POST"]),
             Route(PATH + "/{name}/tail", self.tail, methods=["GET"]),
         ]
@@ -272,6 +274,18 @@ class DeploymentApi:
         wanted = await _parsed(request, Rollback)
         name = request.path_params["name"]
         changed = rolled_back(self._deployments.expected(name, wanted.expected_revision, author), wanted.number)
+        self._deployments.change(changed)
+        return await self._served_everywhere(changed, 200)
+
+    async def remove(self, request: Request) -> Response:
+        """Take a function off all sites. A rollback to one of its versions brings it back."""
+        author = self._guard.author(request)
+        wanted = await _parsed(request, Removal)
+        name = request.path_params["name"]
+        deployment = self._deployments.expected(name, wanted.expected_revision, author)
+        if not deployment.shares:
+            raise ApiError("not_found", f"no function named {name[:64]!r} is deployed")
+        changed = replace(deployment, revision=deployment.revision + 1, shares=())
         self._deployments.change(changed)
         return await self._served_everywhere(changed, 200)
 

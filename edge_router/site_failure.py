@@ -37,6 +37,7 @@ class SiteFailed(Exception):
 _KINDS: dict[str, Failure] = {
     "draining": "draining",
     "model_load_failed": "no_model",
+    "misdirected_request": "no_model",  # a function's, whose home is elsewhere
     "engine_error": "lost",
     "signature": "untrusted",
     "clock": "untrusted",

@@ -37,7 +37,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One function. The shares add up to 100; the first is the newest."""
+    """One function. The shares add up to 100; the first is the newest. One that was removed has none: its versions, data and name are kept."""
 
     name: Name
     revision: int
@@ -95,6 +95,12 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     expected_revision: int
     number: int | None = None
+
+
+class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """DELETE PATH/NAME: no traffic for any version."""
+
+    expected_revision: int
 
 
 class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

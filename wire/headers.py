@@ -29,7 +29,9 @@ IGNORED = "x-ignored-fields"  # site -> client: what in the body of the request 
 OURS = "x-pilotlight-"  # a client may not send these: the router drops them
 
 # The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
-REFUSALS = frozenset({"draining", "overloaded", "engine_error", "model_load_failed", "signature", "clock"})
+REFUSALS = frozenset(
+    {"draining", "overloaded", "engine_error", "model_load_failed", "misdirected_request", "signature", "clock"}
+)
 # Of a refused connection: whoever is refused may be a router, which goes elsewhere.
 OVERLOADED = ((REFUSAL, "overloaded"),)
 

@@ -355,6 +355,14 @@ def rollback(
 
 
 @app.command(rich_help_panel=FUNCTIONS)
+def delete(name: Annotated[str, typer.Argument(help="Of the function.")], url: UrlOption = DEFAULT_URL) -> None:
+    """Take a deployed function off the network. Its versions and its data are kept."""
+    from runtime.functions.cli.deploy import delete as run
+
+    run(Api(url), name)
+
+
+@app.command(rich_help_panel=FUNCTIONS)
 def versions(
     name: Annotated[str, typer.Argument(help="Of the function.")],
     as_json: JsonOption = False,

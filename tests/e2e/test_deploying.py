@@ -168,6 +168,13 @@ def test_a_function_lives_through_its_versions_and_its_routers_death(processes: 
     assert processes.command("rollback", "greeter").returncode == 0
     assert {processes.ask("", session) for session in answers} == {"one"}
 
+    deleted = processes.command("delete", "greeter")
+    assert "`pilotlight rollback greeter --version 2` brings it back" in deleted.stdout, deleted
+    assert "no function named 'greeter'" in processes.ask("/count")
+    assert "is deployed" in processes.command("delete", "greeter").stderr
+    assert processes.command("rollback", "greeter", "--version", "1").returncode == 0
+    assert processes.ask("/count") == "one 5"
+
 
 def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(processes: Processes) -> None:
     plain = MANIFEST.partition("[[")[0].replace("greeter", "plain")

@@ -10,6 +10,7 @@ from tests.edge_router.fakes import (
     answer,
     event,
     raw_stream,
+    refuse,
     router,
     sites,
 )
@@ -91,6 +92,11 @@ async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_els
             for name, site in (("one", "ams1"), ("two", "iad1")) * 3:
                 assert await ask(name) == (200, {"site": site})
             assert (await ask("both"))[0] == (await ask("nobody-says-so"))[0] == 200
+            fakes[0].behave = refuse(
+                "misdirected_request", 421
+            )  # as a site whose router has just told it where its home is
+            assert {(await ask("nobody-says-so-yet"))[1]["site"] for _ in range(4)} == {"iad1"}
+            fakes[0].behave = answer(200, {"site": "ams1"})
             await fakes[1].stop()
             await running.until_states(iad1="unhealthy")
             assert await ask("both") == (200, {"site": "ams1"})

@@ -246,6 +246,25 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
+async def test_a_function_that_is_deleted_has_no_traffic_and_is_brought_back(
+    app: Starlette, fake: FakeSite, tmp_path: Path
+) -> None:
+    async def deleted(name: str, revision: int) -> Any:
+        body = json.dumps({"expected_revision": revision}).encode()
+        return await call(app, f"{PATH}/{name}", method="DELETE", body=body, **TOKEN)
+
+    await put(app, data := bundle(tmp_path))
+    await deployed(app, data, 0, keeps_data=True)
+    assert (await deleted("f", 7)).status == 409
+    gone = await deleted("f", 1)
+    assert (gone.status, gone.json["shares"], gone.json["revision"], gone.json["home"]) == (200, [], 2, "ams1")
+    assert [fake.told.get_nowait()["revision"] for _ in range(2)] == [1, 2], "sites are told"
+    for name, revision in (("f", 2), ("none", 0)):
+        assert (await deleted(name, revision)).status == 404
+    back = await rolled_back_by(app, 2)
+    assert (back.status, back.json["shares"], back.json["home"]) == (200, [{"number": 1, "percent": 100.0}], "ams1")
+
+
 async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Starlette, tmp_path: Path) -> None:
     async def rolled_back_to() -> Any:
         revision = json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"]

@@ -45,6 +45,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/deployments/{name}"): "deploy",
     ("POST", "/deployments/{name}"): "deploy",
     ("POST", "/deployments/{name}/rollback"): "deploy",
+    ("DELETE", "/deployments/{name}"): "deploy",
     ("GET", "/deployments/{name}/tail"): "deploy",
     # What is forwarded to sites, and what is read again, by any method.
     ("GET", "/v1/"): "models",

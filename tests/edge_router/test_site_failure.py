@@ -39,7 +39,7 @@ def test_a_status_alone_is_a_gateways_and_believed_where_no_function_answers(sta
 def test_a_sites_own_word_is_believed_whatever_the_status(is_for_function: bool) -> None:
     kinds = {
         "draining": "draining", "overloaded": "full", "engine_error": "lost", "model_load_failed": "no_model",
-        "signature": "untrusted", "clock": "untrusted",
+        "misdirected_request": "no_model", "signature": "untrusted", "clock": "untrusted",
     }  # fmt: skip
     assert kinds.keys() == REFUSALS
     for word, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""`pilotlight deploy`, `rollback`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it again, and is followed."""
+"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it, and is followed."""
 
 import json
 import os
@@ -58,6 +58,18 @@ def rollback(api: Api, name: str, number: int | None) -> None:
     before = _of(api, name)
     wanted = {"expected_revision": before["revision"], "number": number}
     after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
+    for line in _shares(after):
+        print(line)
+
+
+def delete(api: Api, name: str) -> None:
+    before = _of(api, name)
+    path = f"{PATH}/{quote(name, safe='')}"
+    after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), _token())
+    newest = max(version["number"] for version in after["versions"])
+    print(
+        f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
+    )
     for line in _shares(after):
         print(line)
 

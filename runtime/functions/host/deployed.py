@@ -339,7 +339,7 @@ def pool_name(name: str, version: Version) -> str:
 
 def _elsewhere(deployment: Deployment) -> Failure:
     sentence = f"the function {deployment.name} runs at the site {deployment.home} alone, where its data lies"
-    return Failure(sentence, code="not_found", status=404)
+    return Failure(sentence, code="not_found", status=421)  # a router tries the next site
 
 
 def _unpacked(data: bytes, folder: Path) -> None:

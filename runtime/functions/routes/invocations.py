@@ -399,6 +399,8 @@ def _request_id(scope: Mapping[str, object]) -> str | None:
 def _refusal(failure: Failure) -> ApiError:
     if failure.status == 404:
         return ApiError("function_not_found", failure.message)
+    if failure.status == 421:
+        return ApiError("misdirected_request", failure.message)
     if failure.status == 503:
         return ApiError("overloaded", failure.message, retry_after_s=failure.retry_after_s)
     if failure.status == 413:

@@ -137,7 +137,16 @@ async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_long
         assert served.detail == "the function f runs at the site iad1 alone, where its data lies"
         with pytest.raises(Failure, match="runs at the site iad1 alone") as refused:
             await site.deployed.pool_of("f", "key")
-        assert (refused.value.code, refused.value.status) == ("not_found", 404)
+        assert (refused.value.code, refused.value.status) == ("not_found", 421)
+
+
+async def test_a_function_without_traffic_is_not_served(site: Site) -> None:
+    version = site.version(1)
+    for shares, pools in ([(version, 100.0)], [pool_name("f", version)]), ([], []):
+        site.router.deploy("f", *shares, revision=2 - len(shares))
+        assert (await site.deployed.served("f", 1)).healthy
+        assert list(site.functions.pools) == pools
+    assert await site.deployed.pool_of("f", "key") is None
 
 
 async def test_a_name_that_nobody_knows_is_asked_for_now_and_then_and_one_of_the_site_file_never(site: Site) -> None:
