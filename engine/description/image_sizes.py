@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import read_json
-from engine.weights.config import flag, number, positive_int
+from engine.weights.config import flag, number, positive_int, refusing_types
 
 
 class ColorRule(NamedTuple):
@@ -148,10 +148,11 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]
 def read_image_sizes(folder: Path) -> ImageSizes | None:
     """Return the rule of a checkpoint's images; None: it takes none. Raises CheckpointError."""
     config = read_json(folder, "config.json")
-    read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
-    if read is None or not config.get("vision_config"):
-        return None
-    return read(config, _processor(folder))
+    with refusing_types(f"config.json or preprocessor_config.json in {folder}"):
+        read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
+        if read is None or not config.get("vision_config"):
+            return None
+        return read(config, _processor(folder))
 
 
 def _processor(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from engine.description.shapes import ImageBytes
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
+from engine.weights.config import refusing_types
 
 
 class ArchitectureConfig(Protocol):
@@ -78,8 +79,9 @@ _MODULES = {
 
 def _parser(module: str) -> Parse:
     def parse_config(config: Mapping[str, Any]) -> ArchitectureConfig:
-        parsed: ArchitectureConfig = import_module(f"engine.description.{module}").parse_config(config)
-        return parsed
+        parse: Parse = import_module(f"engine.description.{module}").parse_config
+        with refusing_types():
+            return parse(config)
 
     return parse_config
 
@@ -90,6 +92,8 @@ PARSERS = {name: _parser(module) for name, module in _MODULES.items()}
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:
     """Return which of the `known` architectures a config.json names. Raises CheckpointError."""
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
         for one in (str(name), f"{str(name).removesuffix('Model')}ForCausalLM"):  # a decoder saved without its head
             if one in known:

@@ -19,7 +19,7 @@ from engine.planning.quantization import Quantization, lossless_bytes, read_quan
 from engine.protocol import KvDtype
 from engine.weights.bundle import WeightBundleError, read_bundle
 from engine.weights.checkpoint import index_checkpoint, packed_file, read_json, weight_files
-from engine.weights.config import quantization_method
+from engine.weights.config import quantization_method, refusing_types
 from engine.weights.embedding_recipe import read_recipe
 
 # Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
@@ -143,7 +143,8 @@ def plan_model(
     """Return the model that a config.json describes. `stored`: the types of its tensors, where they are there. Raises CheckpointError."""
     architecture = find_architecture(config)
     text = config.get("text_config") or {}
-    quantization = read_quantization(config)
+    with refusing_types():
+        quantization = read_quantization(config)
     parsed = PARSERS[architecture](config)
     layers = tuple(tuple(parsed.layer_weights(i, f"model.layers.{i}")) for i in range(parsed.num_layers))
     model = PlannedModel(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from engine.description.weights import WeightShape
 from engine.errors import CheckpointError
-from engine.weights.config import quantization, quantization_method
+from engine.weights.config import positive_int, quantization, quantization_method
 
 _BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
@@ -79,9 +79,10 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         rows, columns = described.get("weight_block_size") or (1, None)
         return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)
     if method in ("gptq", "awq"):
-        group = described.get("group_size", described.get("q_group_size", 128))
+        said = described.get("group_size", described.get("q_group_size"))
+        group = None if said == -1 else positive_int({"group_size": said}, "group_size", 128)
         has_zeros = bool(described.get("zero_point", True)) if method == "awq" else not described.get("sym", True)
-        return Quantization(method, 4, None if group == -1 else group, zero_bytes=int(has_zeros), ignored=ignored)
+        return Quantization(method, 4, group, zero_bytes=int(has_zeros), ignored=ignored)
     if method == "gguf" and (bits := described.get("bits")) is not None:
         return Quantization(method, bits, _BLOCK, on_cpu_alone=True)
     if method != "compressed-tensors":
@@ -90,7 +91,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     if not weights or not isinstance(weights[0], dict):
         return None
-    bits, block = weights[0].get("num_bits", 8), weights[0].get("block_structure")
+    bits, block = positive_int(weights[0], "num_bits", 8), weights[0].get("block_structure")
     if bits == 8 and weights[0].get("type") == "float":
         rows, columns = block or (1, None)
         return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)

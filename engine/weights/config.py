@@ -1,12 +1,22 @@
 """Fields of a checkpoint's JSON files, read once with their types: what is wrong is named with its key and value."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import read_json
+
+
+@contextmanager
+def refusing_types(file: str = "config.json") -> Iterator[None]:
+    """Raise CheckpointError for what a value of another type than its key's leads to inside the `with`, where nothing has looked at it."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(f"{file} has a value that its key cannot have: {error}") from error
 
 
 def positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -1,11 +1,16 @@
 """What a `config.json` leaves out, or has that no model can be."""
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.description import bert, gemma3
+from engine.description.image_sizes import read_image_sizes
 from engine.errors import CheckpointError
+from engine.planning.model import plan_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -22,3 +27,31 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
 def test_gemmas_windows_turn_by_a_base_of_their_own() -> None:
     config = gemma3.parse_config({**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6})
     assert [rule.theta for rule in config.rotary] == [1_000_000.0, 10_000.0]
+
+
+def _with_other_values(config: Any) -> Iterator[Any]:
+    """Each value in it replaced by ones of other types."""
+    inside = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    for key, value in inside:
+        for other in (None, "x", [[]], {"a": 1}, -1, 0.5, 1e308, *_with_other_values(value)):
+            changed = config.copy()
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parent / "planning" / "configs").glob("*.json")), ids=lambda file: file.stem
+)
+def test_values_of_another_type_are_refused_or_ignored(tmp_path: Path, file: Path) -> None:
+    count = 0
+    for config in _with_other_values(json.loads(file.read_text())):
+        try:
+            plan_model(config)
+        except CheckpointError:
+            count += 1
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        try:
+            read_image_sizes(tmp_path)
+        except CheckpointError:
+            count += 1
+    assert count
