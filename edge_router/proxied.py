@@ -76,31 +76,32 @@ class SiteTries:
         self.failures, self.excluded, self.num_silent = {}, {lost_site}, 0
 
 
+@dataclass(eq=False, slots=True)
 class StreamRecovery:
     """How often one stream was cut, and when its client last heard something of it. Times are on the router's clock."""
 
-    def __init__(self, config: RelayConfig) -> None:
-        self.lost: Lost | None = None  # why the stream was last cut; None: it never was
-        self.lost_site = ""
-        self.is_cut = False  # and has not gone on yet
-        self.deadline = 0.0  # for going on
-        self.delivered_at = 0.0
-        self.went_on_at = 0.0  # the first delivery behind a cut
-        self._config = config
-        self._num_losses = self._num_handovers = 0
-        self._num_moves = 0
-        self._moves_in_a_row = 0
+    config: RelayConfig
+    lost: Lost | None = None  # why the stream was last cut; None: it never was
+    lost_site: str = ""
+    is_cut: bool = False  # and has not gone on yet
+    deadline: float = 0.0  # for going on
+    delivered_at: float = 0.0
+    went_on_at: float = 0.0  # the first delivery behind a cut
+    num_losses: int = 0
+    num_handovers: int = 0
+    num_moves: int = 0
+    moves_in_a_row: int = 0
 
     def cut(self, site: str, lost: Lost, now: float) -> None:
         self.lost, self.lost_site, self.is_cut = lost, site, True
         if lost.cause == "draining":
-            self._num_handovers += 1
+            self.num_handovers += 1
         elif lost.cause == "stalled":
-            self._moves_in_a_row = 1 if self.is_settled else self._moves_in_a_row + 1
-            self._num_moves += 1
+            self.moves_in_a_row = 1 if self.is_settled else self.moves_in_a_row + 1
+            self.num_moves += 1
         else:
-            self._num_losses += 1
-        self.deadline = now + self._config.continue_within_s
+            self.num_losses += 1
+        self.deadline = now + self.config.continue_within_s
 
     def delivered(self, now: float) -> float | None:
         """The client has been told something. Return how long it had waited where this ends a cut."""
@@ -114,11 +115,11 @@ class StreamRecovery:
 
     @property
     def may_be_cut_again(self) -> bool:
-        return self._num_losses <= self._config.max_losses and self._num_handovers <= MAX_HANDOVERS
+        return self.num_losses <= self.config.max_losses and self.num_handovers <= MAX_HANDOVERS
 
     @property
     def may_move(self) -> bool:
-        return self._num_moves < MAX_MOVES and self._config.max_losses > 0
+        return self.num_moves < MAX_MOVES and self.config.max_losses > 0
 
     @property
     def is_settled(self) -> bool:
@@ -127,7 +128,7 @@ class StreamRecovery:
     @property
     def stall_s(self) -> float:
         """Twice as long for each move that has not helped, so that no stream goes to and fro where all sites are slow."""
-        return self._config.stall_s * (1 if self.is_settled else 2.0**self._moves_in_a_row)
+        return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
 
 class ProxiedRequest:

@@ -8,6 +8,7 @@ stand still. Sends nothing.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -208,52 +209,49 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
     return max(stall_s, TIMES * expected_ms / 1000)
 
 
-class AttemptPace:
+class AttemptPace(NamedTuple):
     """Whether one request had better leave one site."""
 
-    def __init__(
-        self, proxied: ProxiedRequest, backend: Backend, config: RelayConfig, rank: Rank, retries: RetryBudget
-    ) -> None:
-        self._proxied = proxied
-        self._backend = backend
-        self._config = config
-        self._rank = rank
-        self._retries = retries
+    proxied: ProxiedRequest
+    backend: Backend
+    config: RelayConfig
+    rank: Rank
+    retries: RetryBudget
 
     def is_frozen(self) -> bool:
-        return self._backend.is_frozen
+        return self.backend.is_frozen
 
     def is_stalled(self, silent_s: float) -> bool:
         """Its stream has stood still for longer than the site's own pace explains, and can be moved."""
-        proxied, model = self._proxied, self._proxied.request.model
-        if silent_s < self._config.stall_s or model is None or not proxied.recovery.may_move:
+        proxied, model = self.proxied, self.proxied.request.model
+        if silent_s < self.config.stall_s or model is None or not proxied.recovery.may_move:
             return False
-        if silent_s < stall_limit_s(self._backend.view().model(model), proxied.recovery.stall_s):
+        if silent_s < stall_limit_s(self.backend.view().model(model), proxied.recovery.stall_s):
             return False
         try:
             proxied.log.delivery()
         except ContinuationError:
             return False
-        return self._has_other({self._backend.name})
+        return self._has_other({self.backend.name})
 
     def first_stall_s(self, preference: Preference) -> float:
-        request = self._proxied.request
+        request = self.proxied.request
         if request.is_generated_whole or request.head.is_for_function:
             return float("inf")
-        return first_token_limit_s(preference, request.model, self._proxied.first_stall_s)
+        return first_token_limit_s(preference, request.model, self.proxied.first_stall_s)
 
     def may_leave(self) -> bool:
         """Before its first token. The try that follows is paid for now: a request must not be left without one."""
-        proxied, tries = self._proxied, self._proxied.tries
+        proxied, tries = self.proxied, self.proxied.tries
         if proxied.recovery.lost is not None:
             return True
-        if len(tries.failures) + 1 >= self._config.max_tries or not proxied.request.head.may_be_repeated:
+        if len(tries.failures) + 1 >= self.config.max_tries or not proxied.request.head.may_be_repeated:
             return False
-        if self._has_other(tries.excluded | {self._backend.name}) and self._retries.withdraw():
+        if self._has_other(tries.excluded | {self.backend.name}) and self.retries.withdraw():
             tries.is_paid = True
         return tries.is_paid
 
     def _has_other(self, than: set[str]) -> bool:
-        request = self._proxied.request
-        others = [each for each in self._rank(request)[1] if each.backend.name not in than]
+        request = self.proxied.request
+        others = [each for each in self.rank(request)[1] if each.backend.name not in than]
         return any(each.backend.state == "healthy" and each.serves(request.model) for each in others)

@@ -260,6 +260,8 @@ class UpstreamResponse:
         self.body = body
         self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's: its loss is told by a response without an end
         self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
+        # The site's words on where it computes the prompt; "" where it had no choice, or is a function.
+        self.route = "" if self.is_opaque else connection.response.header(ROUTE)
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
@@ -272,11 +274,6 @@ class UpstreamResponse:
     def has_answered(self) -> bool:
         """Tell whether something has come that counts as delivered, or all there is."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
-
-    @property
-    def route(self) -> str:
-        """The site's words on where it computes the prompt; "" where it had no choice, or is a function."""
-        return "" if self.is_opaque else self._connection.response.header(ROUTE)
 
     @property
     def use(self) -> ResourceUse:
