@@ -8,7 +8,8 @@ come back; one that has started is never shed for a newcomer. The module refuses
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from wire.errors import ApiError
 
@@ -96,8 +97,7 @@ def shutting_down() -> ApiError:
     return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
 
 
-@dataclass(eq=False, slots=True)
-class Permit:
+class Permit(Struct, eq=False):
     """One request's share. Used inside `Admission.permit` only."""
 
     admission: Admission

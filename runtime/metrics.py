@@ -83,7 +83,7 @@ class RequestMetrics:
     @contextmanager
     def measure(self, model: str) -> Iterator["Measure"]:
         """Count a request's outcome, whatever it is, when the scope ends."""
-        measure = Measure(self, model)
+        measure = Measure(self, model, time.monotonic())
         outcome = "client_left"
         try:
             yield measure
@@ -118,34 +118,33 @@ class Measured(Protocol):
         """The reason; None until the answer has ended by itself."""
 
 
-class Measure:
+class Measure(msgspec.Struct, eq=False):
     """One request's clock."""
 
-    def __init__(self, metrics: RequestMetrics, model: str) -> None:
-        self._metrics = metrics
-        self._model = model
-        self._began = time.monotonic()
-        self._last: dict[int, float] = {}  # by choice
-        self.answer: Measured | None = None  # whose tokens are counted at the end
+    metrics: RequestMetrics
+    model: str
+    began: float  # on `time.monotonic`'s clock
+    last: dict[int, float] = {}  # by choice
+    answer: Measured | None = None  # whose tokens are counted at the end
 
     def note_delta(self, choice: int) -> None:
         """A part of this choice is handed out now."""
         now = time.monotonic()
-        if choice in self._last:
-            self._metrics.itl.labels(self._model).observe(now - self._last[choice])
-        elif not self._last:
-            self._metrics.ttft.labels(self._model).observe(now - self._began)
-        self._last[choice] = now
+        if choice in self.last:
+            self.metrics.itl.labels(self.model).observe(now - self.last[choice])
+        elif not self.last:
+            self.metrics.ttft.labels(self.model).observe(now - self.began)
+        self.last[choice] = now
 
     def end(self) -> None:
         if self.answer is None:
             return
-        metrics, model, usage = self._metrics, self._model, self.answer.usage
+        metrics, model, usage = self.metrics, self.model, self.answer.usage
         metrics.prompt.labels(model).inc(usage.prompt_tokens)
         metrics.cached.labels(model).inc(usage.prompt_tokens_details.cached_tokens)
         metrics.output.labels(model).inc(max(0, usage.completion_tokens - self.answer.delivered_tokens))
         if self.answer.finish_reason is not None:
-            metrics.e2e.labels(model).observe(time.monotonic() - self._began)
+            metrics.e2e.labels(model).observe(time.monotonic() - self.began)
 
 
 class EngineMetrics:

@@ -120,11 +120,6 @@ class ModelState:
         return AwakeModel(self.config, self.info, self.text)
 
     @property
-    def available(self) -> AwakeModel | None:
-        """None unless it is awake somewhere, and takes new requests."""
-        return None if self.is_yielding else self.loaded
-
-    @property
     def flaw(self) -> str | None:
         """Why it takes no conversations although it may be awake; None as far as is known."""
         return self.text.template.why_broken if self.text is not None else None

@@ -112,7 +112,8 @@ class Models:
         state = self._states[name]
         demand = state.demand
         demand.arrivals.note(self._clock())
-        loaded = state.available or await self._queue.until_available(state)
+        loaded = None if state.is_yielding else state.loaded
+        loaded = loaded or await self._queue.until_available(state)
         demand.users += 1
         try:
             yield loaded

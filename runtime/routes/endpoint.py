@@ -96,10 +96,12 @@ class Endpoint(Generic[RequestT]):
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
         body = self._build(request, self._generator).whole(deltas, generation)
-        headers = naming_ignored(request) + naming_hosts(generation)
-        await send_json(
-            send, body, headers=headers + (counting(generation.counter.resource_use()) if is_metered else [])
-        )
+        headers = naming_ignored(request)
+        if generation.route:
+            headers.append((ROUTE, generation.route))
+        if is_metered:
+            headers += counting(generation.counter.resource_use())
+        await send_json(send, body, headers=headers)
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, *, is_continuable: bool) -> None:
         headers = naming_ignored(request) + ([(RESUME_POINTS, "1")] if is_continuable else [])
@@ -122,7 +124,8 @@ class Endpoint(Generic[RequestT]):
     async def _write_deltas(self, request: RequestT, tenant: Tenant, writer: EventWriter, is_continuable: bool) -> None:
         builder = self._build(request, self._generator)
         async with self._generator.generate(request, tenant) as generation:
-            writer.add_headers(naming_hosts(generation))
+            if generation.route:
+                writer.add_headers([(ROUTE, generation.route)])
             async for delta in generation.deltas():
                 events = events_of(delta, generation, builder)
                 if is_continuable and delta is not EMPTY_DELTA:
@@ -154,11 +157,6 @@ def naming_ignored(request: ValidGeneration | ValidEmbedding) -> list[tuple[str,
     names = ", ".join(quote(name, safe="[]{}$@-_.~ ") for name in request.ignored[:MOST_NAMED])[:MOST_NAMED_BYTES]
     _log_ignored(request.requested_model, names)
     return [(IGNORED, names)]
-
-
-def naming_hosts(generation: Generation) -> list[tuple[str, str]]:
-    """Return the header that says where the prompt is computed and why, where a site's hosts have roles."""
-    return [(ROUTE, generation.route)] if generation.route else []
 
 
 def counting(use: ResourceUse) -> list[tuple[str, str]]:
