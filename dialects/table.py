@@ -18,6 +18,8 @@ _FINAL_EVENTS = anthropic.FINAL_EVENTS | openai_responses.FINAL_EVENTS
 
 def prompt_pieces(dialect: Dialect, fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
+    if dialect is Dialect.WORKERS_AI and all(fields.get(name) is None for name in ("messages", "prompt")):
+        dialect = Dialect.OPENAI_RESPONSES  # whose form a `run` may have
     return _PIECES.get(dialect, prefix_pieces.pieces)(fields)
 
 

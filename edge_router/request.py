@@ -26,7 +26,7 @@ from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
 from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
 from wire.data_sites import DATA_SITES
-from wire.errors import ApiError, dialect_of
+from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
     ACCOUNT,
     CLIENT_ADDRESS,
@@ -374,8 +374,12 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     session = session_digest(salt, model, name) if isinstance(name, str) and name else None
     tools = fields.get("tools")
     seed = model.encode() + b"\0" + (canonical(tools) if tools else b"")
-    prefixes = prefix_chain(salt, seed, prompt_pieces(head.dialect, fields))
-    return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens if prefixes else 0)
+    dialect = Dialect.WORKERS_AI if head.path.startswith(MODELS_AS_FUNCTIONS) else head.dialect
+    prefixes = prefix_chain(salt, seed, prompt_pieces(dialect, fields))
+    if prefixes:
+        return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
+    texts = fields.get("input") or fields.get("text")  # to be embedded: no later request goes on from them
+    return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
 def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:

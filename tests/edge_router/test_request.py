@@ -87,6 +87,43 @@ def test_odd_types_are_the_sites_to_refuse(body: bytes) -> None:
     assert request.wants_stream is False
 
 
+RUN = "/client/v4/accounts/a/ai/run/@org/m"
+TEXT = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/completions", {"prompt": TEXT}),
+        ("/v1/responses", {"input": TEXT}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": TEXT}]}),
+        ("/v1/embeddings", {"input": TEXT}),
+        ("/v1/embeddings", {"input": [TEXT[:500], TEXT[500:]]}),
+        ("/v1/embeddings", {"input": [*range(1000, 1200)]}),
+        (RUN, {"prompt": TEXT}),
+        (RUN, {"input": [{"role": "user", "content": TEXT}]}),
+        (RUN, {"text": [TEXT]}),
+        ("/fn/@org/m", {"text": TEXT}),
+    ],
+)
+def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[str, object]) -> None:
+    """Of which an account has so many a minute."""
+    assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
+
+
+def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are_none() -> None:
+    turns = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    first = look(orjson.dumps({"input": turns[:1]}), head(RUN)).conversation
+    later = look(orjson.dumps({"input": turns}), head(RUN)).conversation
+    assert first.placement_key == later.placement_key is not None
+    assert look(orjson.dumps({"text": ["one"]}), head(RUN)).conversation.prefixes == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "most"),
     [
