@@ -13,7 +13,6 @@ from edge_router.batches.lines import (
     ENDPOINTS,
     AskedLine,
     Fields,
-    queued_response,
     read_lines,
     read_object,
     read_queued,
@@ -68,6 +67,8 @@ class BatchRoutes:
         told = await asked.answer()
         if isinstance(told, StoredFile):
             return await _send_content(client, queue, told)
+        if isinstance(told, StoredBatch):
+            return await _send_responses(client, queue, told)
         body = await queue.do(orjson.dumps, told)
         await client.respond(200, [("content-type", "application/json"), ("content-length", str(len(body)))], body)
 
@@ -81,6 +82,20 @@ async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile)
         await client.write(part)
         part, behind = await queue.do(queue.store.part, file, behind)
     await client.write(part)
+    await client.end_stream()
+
+
+async def _send_responses(client: Downstream, queue: BatchQueue, batch: StoredBatch) -> None:
+    """Send what a Workers AI batch was answered, likewise part by part."""
+    model = batch.path.partition("/ai/run/")[2]
+    told = orjson.dumps({"status": "complete", "request_id": batch.id, "model": model})
+    await client.start_stream(200, [("content-type", "application/json")])
+    await client.write(b'{"result":' + told[:-1] + b',"responses":[')
+    part, behind, position = await queue.do(queue.store.responses, batch)
+    while behind:
+        await client.write(part)
+        part, behind, position = await queue.do(queue.store.responses, batch, behind, position)
+    await client.write(part + b']},"success":true,"errors":[],"messages":[]}')
     await client.end_stream()
 
 
@@ -102,8 +117,8 @@ class _Asked:
         query = parse_qs(head.target.partition("?")[2])
         self._query = {name: values[-1] for name, values in query.items()}
 
-    async def answer(self) -> Fields | StoredFile:
-        """Return what is told, or the file whose content is. Raises ApiError."""
+    async def answer(self) -> Fields | StoredFile | StoredBatch:
+        """Return what is told, or the file whose content is, or the batch whose responses are. Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()
@@ -195,7 +210,7 @@ class _Asked:
         await queue.do(queue.store.cancel, batch, queue.under_way, queue.now_s)
         return batch_fields(*await queue.do(queue.store.batch, name, self._owner))
 
-    async def _run(self) -> Fields:
+    async def _run(self) -> Fields | StoredBatch:
         """A batch of Workers AI's: `requests` to begin one, `request_id` to ask for its answers."""
         queue, model = self._queue, self._found["model"]
         fields = await queue.do(read_object, self._body)
@@ -211,12 +226,7 @@ class _Asked:
         if counts.waiting:
             begun = sum(counts) > counts.waiting
             return _enveloped({"status": "running" if begun else "queued", "request_id": name, "model": model})
-        responses = await queue.do(self._responses, batch)
-        return _enveloped({"status": "complete", "request_id": name, "model": model, "responses": responses})
-
-    def _responses(self, batch: StoredBatch) -> list[Fields]:
-        answers = enumerate(self._queue.store.answers(batch.id))
-        return [queued_response(i, asked, status, answer) for i, (_, _, asked, status, answer) in answers]
+        return batch
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
         """Tell a page of what is listed, each in the store's thread."""

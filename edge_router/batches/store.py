@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from edge_router.batches.lines import AskedLine, Fields, written_line
+from edge_router.batches.lines import AskedLine, Fields, queued_response, written_line
 from wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # results, behind a batch's end; and a file that no batch has used
@@ -20,7 +20,7 @@ MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # that one owner's waiting requests are for: each model has a place of its own in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
-PART_BYTES = 1 << 20  # of a file that is read
+PART_BYTES = 1 << 20  # of what is read at once
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
 INPUT, OUTPUT = "batch", "batch_output"  # files' purposes
 
@@ -155,6 +155,17 @@ class BatchStore:
             if len(found) >= PART_BYTES:
                 return bytes(found), answer[1]
         return bytes(found), 0
+
+    def responses(self, batch: StoredBatch, behind: int = 0, position: int = 0) -> tuple[bytes, int, int]:
+        """Return some responses of a Workers AI batch, as members of a JSON array from a position on; what to read the next ones behind, 0 where
+        there are none; and the next one's position."""
+        found = bytearray()
+        for _, number, name, status, answer in self.answers(batch.id, behind):
+            found += b"," * (position > 0) + orjson.dumps(queued_response(position, name, status, answer))
+            position += 1
+            if len(found) >= PART_BYTES:
+                return bytes(found), number, position
+        return bytes(found), 0, position
 
     def delete_file(self, file: StoredFile) -> None:
         with self._connection as connection:

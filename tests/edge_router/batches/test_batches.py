@@ -259,13 +259,20 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
             async with running.http.post(running.url + RUN, json=fields, headers=headers) as response:
                 return response.status, await response.json()
 
+        monkeypatch.setattr(store, "PART_BYTES", 1)  # so that each response is read by itself
         _, told = await run({"requests": [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}]})
         assert told["result"]["status"] == "queued"
         poll = {"request_id": told["result"]["request_id"]}
         async with asyncio.timeout(10):
             while (told := (await run(poll))[1])["result"]["status"] != "complete":
                 await asyncio.sleep(0.02)
-        assert told["result"]["responses"] == [
+        result = told.pop("result")
+        assert told == {"success": True, "errors": [], "messages": []}
+        assert (result["request_id"], result["model"]) == (
+            poll["request_id"],
+            RUN.partition("/run/")[2].partition("?")[0],
+        )
+        assert result["responses"] == [
             {"id": 0, "success": True, "result": {"response": "Hi"}, "external_reference": "A"},
             {"id": 1, "success": True, "result": {"response": "Hi"}},
         ]
