@@ -27,7 +27,7 @@ class Admission:
         self.max_inflight = max_inflight
         self.inflight = 0
         self.attached = 0
-        self._draining = asyncio.Event()
+        self.drains = asyncio.Event()  # set from the beginning of the drain
         self._empty = asyncio.Event()
         self._empty.set()
         self.reserved: dict[str, int] = {}  # model -> tokens
@@ -73,14 +73,14 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        return self._draining.is_set()
+        return self.drains.is_set()
 
     def drain(self) -> None:
         """Admit nothing new from now on."""
-        self._draining.set()
+        self.drains.set()
 
     async def until_draining(self) -> None:
-        await self._draining.wait()
+        await self.drains.wait()
 
     async def wait_until_empty(self) -> None:
         """Return when no request holds a permit, and nothing is attached."""

@@ -15,8 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from wire.continuation import DRAIN_NOTICE
 from wire.errors import ApiError, Dialect
 from wire.headers import REFUSAL, REFUSALS
+from wire.sse import CONTENT_TYPE, HEARTBEAT
 
 BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest one a site takes by default
 
@@ -139,7 +141,8 @@ def too_large(limit_bytes: int) -> ApiError:
 
 
 class EventWriter:
-    """A stream of server-sent events that begins with its first one, and never falls silent for longer than a heartbeat.
+    """A stream of server-sent events that begins with its first one, never falls silent for longer than a heartbeat, and has a notice for its router
+    when the site begins to drain: that one may take the stream elsewhere at once.
 
     Until something is sent the response has no status, so a refusal can still have its own. Use as `async with`.
     """
@@ -147,15 +150,16 @@ class EventWriter:
     HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 
     def __init__(
-        self, send: Send, content_type: str, heartbeat: bytes, heartbeat_s: float, headers: Headers = ()
+        self, send: Send, heartbeat_s: float, headers: Headers = (), drains: asyncio.Event | None = None
     ) -> None:
+        """`drains`: set when the site does; None: there is no router to be told."""
         self._send = send
-        self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
+        self._drains = drains or asyncio.Event()
         self._lock = asyncio.Lock()
         self._last_sent = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._headers = [("content-type", content_type), *self.HEADERS, *headers]
+        self._headers = [("content-type", CONTENT_TYPE), *self.HEADERS, *headers]
         self.started = asyncio.Event()
 
     def add_headers(self, headers: Headers) -> None:
@@ -183,14 +187,22 @@ class EventWriter:
             self._last_sent = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
+        assert self._task is not None
+        self._task.cancel()  # nothing comes behind the end
         async with self._lock:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            silent_s = loop.time() - self._last_sent
-            if silent_s >= self._heartbeat_s:
-                await self.write(self._heartbeat)
-            else:
-                await asyncio.sleep(self._heartbeat_s - silent_s)
+            next_at = self._last_sent + self._heartbeat_s
+            if next_at <= asyncio.get_running_loop().time():
+                await self.write(HEARTBEAT)
+                continue
+            try:
+                async with asyncio.timeout_at(next_at):
+                    await self._drains.wait()
+                    await self.started.wait()
+            except TimeoutError:
+                continue
+            await self.write(DRAIN_NOTICE)
+            self._drains = asyncio.Event()  # it is told once

@@ -6,8 +6,7 @@ to one of the network's routers carries marks (wire/continuation.py), and the ro
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Generic, Protocol, TypeVar, TypeVarTuple
 from urllib.parse import quote
@@ -20,11 +19,11 @@ from runtime.generation import EMPTY_DELTA, Generation, Generator
 from runtime.output_processor import Delta
 from runtime.router_context import body_limit, check_model, router_context, tenant_in
 from sites.site import LimitsConfig
-from wire.continuation import DRAIN_NOTICE, RESUME_POINTS, ResumePoint, with_resume_point
+from wire.continuation import RESUME_POINTS, ResumePoint, with_resume_point
 from wire.credentials import Tenant
 from wire.errors import ApiError, Dialect
 from wire.headers import IGNORED, ROUTE
-from wire.sse import CONTENT_TYPE, HEARTBEAT
+from wire.sse import HEARTBEAT
 from wire.usage import USAGE, WORK, ResourceUse, encode_use
 
 log = logging.getLogger("pilotlight.http")
@@ -105,10 +104,10 @@ class Endpoint(Generic[RequestT]):
 
     async def _stream(self, request: RequestT, tenant: Tenant, send: Send, *, is_continuable: bool) -> None:
         headers = naming_ignored(request) + ([(RESUME_POINTS, "1")] if is_continuable else [])
-        async with EventWriter(send, CONTENT_TYPE, HEARTBEAT, self._heartbeat_s, headers) as writer:
+        drains = self._generator.admission.drains if is_continuable else None
+        async with EventWriter(send, self._heartbeat_s, headers, drains) as writer:
             try:
-                async with self._drain_noticed(writer) if is_continuable else nullcontext():
-                    await self._write_deltas(request, tenant, writer, is_continuable)
+                await self._write_deltas(request, tenant, writer, is_continuable)
             except ApiError as error:
                 if not writer.started.is_set():
                     raise
@@ -131,23 +130,6 @@ class Endpoint(Generic[RequestT]):
                 if is_continuable and delta is not EMPTY_DELTA:
                     events = with_resume_point(events, _resume_point(delta, generation, builder.num_events))
                 await writer.write(events)
-
-    @asynccontextmanager
-    async def _drain_noticed(self, writer: EventWriter) -> AsyncIterator[None]:
-        """Tell the router when the site begins to drain: it may take the stream elsewhere at once."""
-
-        async def notice() -> None:
-            await self._generator.admission.until_draining()
-            await writer.started.wait()
-            await writer.write(DRAIN_NOTICE)
-
-        task = asyncio.create_task(notice(), name="drain notice")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # a notice that failed has found nobody listening
-                await task
 
 
 def naming_ignored(request: ValidGeneration | ValidEmbedding) -> list[tuple[str, str]]:

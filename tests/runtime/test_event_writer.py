@@ -1,0 +1,63 @@
+"""A stream of events by itself: when it begins, what breaks its silence, and what a router is told behind a site's drain."""
+
+import asyncio
+from typing import Any
+
+from runtime.connection import EventWriter
+from tests.asgi import eventually
+from wire.continuation import DRAIN_NOTICE
+from wire.sse import HEARTBEAT
+
+
+class Client:
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    async def send(self, message: Any) -> None:
+        self.told.append(message)
+
+    @property
+    def parts(self) -> list[bytes]:
+        return [message["body"] for message in self.told if message["type"] == "http.response.body"]
+
+
+async def test_a_router_is_told_once_of_a_drain_and_not_before_the_answer_begins() -> None:
+    client, drains = Client(), asyncio.Event()
+    async with EventWriter(client.send, 1000.0, drains=drains) as writer:
+        drains.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert client.told == []
+        await writer.write(b"a")
+        await eventually(lambda: client.parts == [b"a", DRAIN_NOTICE])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await writer.write(b"b")
+        await writer.close()
+    assert client.parts == [b"a", DRAIN_NOTICE, b"b", b""]
+
+
+async def test_a_silence_is_broken_from_the_beginning_and_behind_a_notice_too() -> None:
+    client, drains = Client(), asyncio.Event()
+    async with EventWriter(client.send, 0.01, [("x-more", "1")], drains) as writer:
+        await eventually(lambda: HEARTBEAT in client.parts)
+        assert (b"x-more", b"1") in client.told[0]["headers"]
+        drains.set()
+        await eventually(lambda: DRAIN_NOTICE in client.parts)
+        told = len(client.parts)
+        await eventually(lambda: len(client.parts) > told + 1)
+        await writer.close()
+        told = len(client.parts)
+        await asyncio.sleep(0.03)
+        assert (len(client.parts), client.parts[-1]) == (told, b""), "nothing comes behind the end"
+    assert client.parts.count(DRAIN_NOTICE) == 1
+
+
+async def test_whom_no_router_has_sent_hears_nothing_of_a_drain() -> None:
+    client = Client()
+    async with EventWriter(client.send, 1000.0) as writer:
+        await writer.write(b"a")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await writer.close()
+    assert client.parts == [b"a", b""]
