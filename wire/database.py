@@ -99,7 +99,8 @@ class Database:
         try:
             return job.work(connection)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != "SQLITE_INTERRUPT":
+            # Python's own, as of a text that is none, has no name.
+            if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
                 raise DatabaseError("nobody waits for this work any more", "cancelled") from None

@@ -215,3 +215,8 @@ async def test_a_limit_is_counted_from_the_works_own_beginning(database: Databas
     slow = asyncio.ensure_future(database.run(lambda connection: time.sleep(0.15)))
     quick = asyncio.ensure_future(database.run(numbers, time_limit_s=0.1))
     assert (await slow, await quick) == (None, [])
+
+
+async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="decode"):
+        await database.run(lambda connection: connection.execute("SELECT CAST(x'ff' AS TEXT)").fetchone())
