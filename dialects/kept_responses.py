@@ -5,22 +5,29 @@ Knows no HTTP, and not where responses are kept (response_store.py).
 
 import asyncio
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from wire.errors import ApiError
 from wire.sse import encode_event
 
+if TYPE_CHECKING:
+    from dialects.response_store import ResponseDatabase
+
 LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
 
 
-class Keeping(NamedTuple):
-    """The file that responses are kept in, how much of them, and for how long."""
+_FAILED = "response.failed"
 
-    path: Path
+
+class Keeping(NamedTuple):
+    """The place that responses are kept in, how much of them, and for how long."""
+
+    path: Path  # of a file of this process's own
     max_bytes: int  # 0: none is kept
     keep_s: float
+    database: "ResponseDatabase | None" = None  # which routers share, instead of a file
 
     @property
     def is_on(self) -> bool:
@@ -33,6 +40,7 @@ class PreviousResponse(NamedTuple):
     number: int  # the row of it; 0: it is not written yet
     id: str
     items: bytes  # JSON, with commas between
+    is_ended: bool = True  # as one must have that another goes on from
 
 
 class KeptResponse:
@@ -48,8 +56,10 @@ class KeptResponse:
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
+        self.is_begun = False  # in a database where others may end or delete it
         self.is_settled = False  # on the disk, as it ended
         self.is_deleted = False
+        self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
         self._changed = asyncio.Event()
 
     @property
@@ -74,10 +84,13 @@ class KeptResponse:
 
     def end_as(self, status: str, error: ApiError | None = None) -> None:
         """End it from outside, unless it has ended."""
+        self.end_with(ended_fields(self.fields, status, error))
+
+    def end_with(self, fields: dict[str, Any]) -> None:
         if not self.is_ended:
-            self.fields = ended_fields(self.fields, status, error)
-            if status == "failed":
-                self.events.append(failed_event(self.fields, len(self.events)))
+            self.fields = fields
+            if fields["status"] == "failed":
+                self.events.append(failed_event(fields, len(self.events)))
         self.notify()
 
     def notify(self) -> None:
@@ -98,8 +111,11 @@ def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) ->
 
 def failed_event(fields: dict[str, Any], number: int) -> bytes:
     """Return the last event of a response that was ended from outside."""
-    kind = "response.failed"
-    return encode_event(orjson.dumps({"type": kind, "sequence_number": number, "response": fields}), name=kind)
+    return encode_event(orjson.dumps({"type": _FAILED, "sequence_number": number, "response": fields}), name=_FAILED)
+
+
+def is_failed_event(event: bytes) -> bool:
+    return event.startswith(f"event: {_FAILED}\n".encode())
 
 
 def joined(*items: bytes) -> bytes:

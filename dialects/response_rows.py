@@ -1,50 +1,40 @@
-"""Responses as rows of SQLite. A row has what its response has beyond the one that it goes on from, so a conversation lies there once however many
-responses it has. One that is deleted, or whose time is over, stays without what only it says for as long as others go on from it.
+"""Responses as rows of a database: of SQLite, which one process has, or of PostgreSQL, which routers share. A row has what its response has beyond
+the one that it goes on from, so a conversation lies there once however many responses it has. One that is deleted, or whose time is over, stays
+without what only it says for as long as others go on from it.
 
-A row is found with its tenant alone. Functions of a connection, for the database's thread (wire/database.py); each is all or nothing.
+A row is found with its tenant alone. What is being made is its maker's to write, until somebody has ended or deleted it. Functions of a connection,
+each for a transaction of its own, in SQL that both databases read: `?` is a value, `now_s()` the time by the database's clock.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from dialects.kept_responses import LOST, KeptResponse, PreviousResponse, ended_fields, joined
-from wire.database import Connection, transaction
+from wire.errors import ApiError
 from wire.sse import EventDecoder
 
 MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
 ROW_BYTES = 500  # what a row costs beside its bytes, with its places in the indexes
 SWEPT = 200  # rows at once: some milliseconds
 DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
+EXPIRES_S = 10.0  # a maker that is not heard of
+NAMES_AT_ONCE = 500  # in a statement
+FOREVER_S = 1e12
 
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS responses (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s INTEGER NOT NULL,
-    before INTEGER, input BLOB NOT NULL, output BLOB NOT NULL, fields BLOB, events BLOB,
-    num_bytes INTEGER AS (length(input) + length(output) + COALESCE(length(fields), 0) + COALESCE(length(events), 0) + {ROW_BYTES})
-);
-CREATE UNIQUE INDEX IF NOT EXISTS responses_named ON responses (tenant, id) WHERE state < {GONE};
-CREATE INDEX IF NOT EXISTS responses_made ON responses (number) WHERE state = {MADE};
-CREATE INDEX IF NOT EXISTS responses_of ON responses (tenant, number) WHERE state = {ENDED};
-CREATE INDEX IF NOT EXISTS responses_old ON responses (kept_s) WHERE state = {ENDED};
-CREATE INDEX IF NOT EXISTS responses_behind ON responses (before) WHERE before IS NOT NULL;
-CREATE TABLE IF NOT EXISTS items (tenant TEXT NOT NULL, id TEXT NOT NULL, response INTEGER NOT NULL, PRIMARY KEY (tenant, id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS items_of ON items (response);
-CREATE TABLE IF NOT EXISTS tenants (tenant TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS tenants_largest ON tenants (num_bytes);
-CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
-    INSERT INTO tenants VALUES (NEW.tenant, NEW.num_bytes) ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
-END;
-CREATE TRIGGER IF NOT EXISTS response_changed AFTER UPDATE ON responses BEGIN
-    UPDATE tenants SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes WHERE tenant = NEW.tenant;
-END;
-CREATE TRIGGER IF NOT EXISTS response_removed AFTER DELETE ON responses BEGIN
-    UPDATE tenants SET num_bytes = num_bytes - OLD.num_bytes WHERE tenant = OLD.tenant;
-    DELETE FROM tenants WHERE tenant = OLD.tenant AND num_bytes <= 0;
-END;
-"""
+Name = tuple[str, str]  # of a response: its tenant and its id
+
+
+class Cursor(Protocol):
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> list[Any]: ...
+
+
+class RowConnection(Protocol):
+    def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Cursor: ...
 
 
 class ResponseRow(NamedTuple):
@@ -59,129 +49,278 @@ class ResponseRow(NamedTuple):
     item_ids: tuple[str, ...]
     fields: bytes
     events: tuple[bytes, ...]
+    is_begun: bool  # it is there already, where nobody has deleted it
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
         state = ENDED if response.is_ended else MADE
         ids = tuple(str(item["id"]) for item in response.fields["output"])
-        fields = orjson.dumps({**response.fields, "output": None})
         return cls(
-            response.tenant, response.id, state, response.before, response.own, response.output, ids, fields, tuple(response.events)
+            response.tenant, response.id, state, response.before, response.own, response.output, ids, _fields(response),
+            tuple(response.events), response.is_begun,
         )  # fmt: skip
 
 
-def prepare(connection: Connection) -> None:
-    """Set a connection up. What an earlier process was making then has failed."""
-    connection.executescript(_SCHEMA)
-    with transaction(connection):
-        lost = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE}").fetchall()
-        for number, fields in lost:
-            told = orjson.dumps(ended_fields(orjson.loads(fields), "failed", LOST))
-            connection.execute(f"UPDATE responses SET state = {ENDED}, fields = ? WHERE number = ?", (told, number))
+class Progress(NamedTuple):
+    """News of a response that is made, for others than its maker."""
+
+    name: Name
+    fields: bytes | None  # None: as they were
+    events: tuple[bytes, ...]  # new ones
+    till: int  # the number of the one behind them
+
+    @classmethod
+    def of(cls, response: KeptResponse) -> "Progress":
+        name = (response.tenant, response.id)
+        if response.is_ended:  # which is told as a whole
+            return cls(name, None, (), len(response.events))
+        till, fields = response.told
+        changed = None if fields is response.fields else _fields(response)
+        return cls(name, changed, tuple(response.events[till:]), len(response.events))
 
 
-def add(connection: Connection, rows: Iterable[ResponseRow], now_s: float, max_bytes: int) -> None:
-    """Write responses, or what they are by now. Whoever has most makes room, of its own the oldest."""
-    with transaction(connection):
-        first = None
-        for row in rows:
-            _forget(connection, _number(connection, row.tenant, row.id))
-            number = _insert(connection, row, now_s)
-            first = number if first is None else first
-        while (
-            first is not None and _total(connection) > max_bytes and (victim := _victim(connection, first)) is not None
-        ):
-            _forget(connection, victim)
+class FoundResponse(NamedTuple):
+    """A response without its events."""
+
+    number: int
+    maker: str | None
+    response: KeptResponse
 
 
-def find(connection: Connection, tenant: str, name: str, since_s: float) -> tuple[int, KeptResponse] | None:
-    """Return a response without its events, and its row's number."""
-    chosen = (
-        f"SELECT number, fields, output FROM responses WHERE tenant = ? AND id = ? AND state < {GONE} AND kept_s > ?"
-    )
-    row = connection.execute(chosen, (tenant, name, since_s)).fetchone()
+class ToldEvents(NamedTuple):
+    """The events of a response from a place on."""
+
+    response: KeptResponse
+    events: list[bytes]
+    till: int  # the number of the one behind the last that there is
+
+
+class Confirmed(NamedTuple):
+    made: set[Name]  # by this maker, as far as is known here
+    taken: dict[Name, KeptResponse | None]  # what others have made of those that it told of; None: deleted
+
+
+def schema(number: str, blob: str) -> str:
+    """Return statements that make the tables, but for the triggers that count bytes by tenant. `number`, `blob`: types of the database's own."""
+    return f"""
+CREATE TABLE IF NOT EXISTS responses (
+    number {number}, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s DOUBLE PRECISION NOT NULL,
+    before BIGINT, input {blob} NOT NULL, output {blob} NOT NULL, fields {blob}, events {blob}, maker TEXT,
+    num_bytes BIGINT GENERATED ALWAYS AS (
+        length(input) + length(output) + COALESCE(length(fields), 0) + COALESCE(length(events), 0) + {ROW_BYTES}
+    ) STORED
+);
+CREATE UNIQUE INDEX IF NOT EXISTS responses_named ON responses (tenant, id) WHERE state < {GONE};
+CREATE INDEX IF NOT EXISTS responses_made ON responses (number) WHERE state = {MADE};
+CREATE INDEX IF NOT EXISTS responses_of ON responses (tenant, number) WHERE state = {ENDED};
+CREATE INDEX IF NOT EXISTS responses_old ON responses (kept_s) WHERE state = {ENDED};
+CREATE INDEX IF NOT EXISTS responses_behind ON responses (before) WHERE before IS NOT NULL;
+CREATE TABLE IF NOT EXISTS response_items (tenant TEXT NOT NULL, id TEXT NOT NULL, response BIGINT NOT NULL, PRIMARY KEY (tenant, id));
+CREATE INDEX IF NOT EXISTS response_items_of ON response_items (response);
+CREATE TABLE IF NOT EXISTS response_tenants (tenant TEXT PRIMARY KEY, num_bytes BIGINT NOT NULL);
+CREATE INDEX IF NOT EXISTS response_tenants_largest ON response_tenants (num_bytes);
+CREATE TABLE IF NOT EXISTS response_events (response BIGINT NOT NULL, till INTEGER NOT NULL, events {blob} NOT NULL, PRIMARY KEY (response, till));
+CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUBLE PRECISION NOT NULL, seen_s DOUBLE PRECISION NOT NULL)
+"""
+
+
+def add(
+    connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
+) -> dict[Name, KeptResponse | None]:
+    """Write responses, or what they are by now. Whoever has most makes room, of its own the oldest. Return what others have made of those that were
+    not this maker's to write any more, and were not written; None: deleted."""
+    first, taken = None, dict[Name, KeptResponse | None]()
+    for row in rows:
+        found = find(connection, row.tenant, row.id)
+        if row.is_begun and (found is None or found.maker != maker):
+            taken[row.tenant, row.id] = None if found is None else found.response
+            continue
+        if row.state == MADE:
+            _confirm_maker(connection, maker)
+        if found is not None:
+            _forget(connection, found.number)
+        number = _insert(connection, row, maker)
+        first = number if first is None else first
+    while first is not None and _total(connection) > max_bytes and (victim := _victim(connection, first)) is not None:
+        _forget(connection, victim)
+    return taken
+
+
+def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
+    """Say that a maker is there, and how far it is. What those were making that have not been heard of for EXPIRES_S has failed, once this one was
+    heard of for as long without a gap: a database that was away has heard of nobody."""
+    if _confirm_maker(connection, maker):
+        _end_lost(connection)
+    chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
+    made = {(tenant, id): number for tenant, id, number in connection.execute(chosen, (maker,)).fetchall()}
+    taken = dict[Name, KeptResponse | None]()
+    for one in told:
+        number = made.get(one.name)
+        if number is not None:
+            _tell(connection, number, one)
+        elif (found := find(connection, *one.name)) is None or found.maker != maker:
+            taken[one.name] = None if found is None else found.response
+    return Confirmed(set(made), taken)
+
+
+def end_all(connection: RowConnection) -> None:
+    """End what earlier processes were making: it has failed."""
+    _end_made(connection, "TRUE", ())
+
+
+def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FOREVER_S) -> FoundResponse | None:
+    chosen = f"SELECT number, maker, fields, output FROM responses WHERE tenant = ? AND id = ? AND state < {GONE} AND kept_s > now_s() - ?"
+    row = connection.execute(chosen, (tenant, name, keep_s)).fetchone()
+    return None if row is None else FoundResponse(row[0], row[1], _response(tenant, row[2], row[3]))
+
+
+def events(connection: RowConnection, tenant: str, name: str, place: int) -> ToldEvents | None:
+    """Return what was told of a response, as far as it is known here."""
+    chosen = f"SELECT number, fields, output, events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
+    row = connection.execute(chosen, (tenant, name)).fetchone()
     if row is None:
         return None
-    fields = {**orjson.loads(row[1]), "output": _items(row[2])}
-    return row[0], KeptResponse(tenant, fields)
+    response = _response(tenant, row[1], row[2])
+    if row[3] is not None:
+        told = _split(row[3])
+        return ToldEvents(response, told[place:], len(told))
+    told = list(_pieces(connection, row[0], place))
+    return ToldEvents(response, told, place + len(told) if told else 0)
 
 
-def events(connection: Connection, tenant: str, name: str) -> list[bytes]:
-    chosen = f"SELECT events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
-    row = connection.execute(chosen, (tenant, name)).fetchone()
-    if row is None or row[0] is None:
-        return []
-    told = zlib.decompress(row[0])
-    return EventDecoder(len(told) + 1).split(told)
-
-
-def input_items(connection: Connection, tenant: str, name: str) -> bytes:
+def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
     """Return all that a response was asked, as JSON with commas between."""
-    number = _number(connection, tenant, name)
-    return joined(*reversed([part for row in _chain(connection, tenant, number) for part in reversed(row)][1:]))
+    found = find(connection, tenant, name)
+    return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 
 
-def conversation(connection: Connection, tenant: str, name: str, since_s: float) -> PreviousResponse | None:
+def conversation(connection: RowConnection, tenant: str, name: str, keep_s: float) -> PreviousResponse | None:
     """Return all that was said until a response's end."""
-    found = find(connection, tenant, name, since_s)
+    found = find(connection, tenant, name, keep_s)
     if found is None:
         return None
-    said = [part for row in _chain(connection, tenant, found[0]) for part in reversed(row)]
-    return PreviousResponse(found[0], name, joined(*reversed(said)))
+    said = joined(*_chain(connection, tenant, found.number))
+    return PreviousResponse(found.number, name, said, found.response.is_ended)
 
 
-def items(connection: Connection, tenant: str, names: Sequence[str], since_s: float) -> dict[str, bytes]:
+def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: float) -> dict[str, bytes]:
     """Return those items of answers that are there."""
-    chosen = "SELECT output FROM items JOIN responses ON number = response WHERE items.tenant = ? AND items.id = ? AND kept_s > ?"
     found = dict[str, bytes]()
-    for name in names:
-        row = connection.execute(chosen, (tenant, name, since_s)).fetchone()
-        if row is not None:
-            found |= {item["id"]: orjson.dumps(item) for item in _items(row[0]) if item["id"] == name}
+    for start in range(0, len(names), NAMES_AT_ONCE):
+        wanted = names[start : start + NAMES_AT_ONCE]
+        chosen = f"""SELECT output FROM responses WHERE kept_s > now_s() - ? AND number IN (
+                SELECT response FROM response_items WHERE tenant = ? AND id IN ({", ".join("?" * len(wanted))})
+            )"""
+        for (output,) in connection.execute(chosen, (keep_s, tenant, *wanted)).fetchall():
+            found |= {item["id"]: orjson.dumps(item) for item in _items(output) if item["id"] in wanted}
     return found
 
 
-def delete(connection: Connection, tenant: str, name: str) -> None:
-    with transaction(connection):
-        _forget(connection, _number(connection, tenant, name))
+def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
+    """End a response that is being made, whoever makes it. Return it as it has ended."""
+    chosen = f"tenant = ? AND id = ? AND state < {GONE}"
+    _end_made(connection, chosen, (tenant, name), "cancelled", None)
+    found = find(connection, tenant, name)
+    return None if found is None else found.response
 
 
-def sweep(connection: Connection, until_s: float) -> bool:
-    """Delete some of what was kept by then. Return whether there may be more."""
-    with transaction(connection):
-        chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= ? LIMIT {SWEPT}"
-        over = connection.execute(chosen, (until_s,)).fetchall()
-        for (number,) in over:
-            _forget(connection, number)
+def delete(connection: RowConnection, tenant: str, name: str) -> None:
+    if (found := find(connection, tenant, name)) is not None:
+        _forget(connection, found.number)
+
+
+def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
+    """Delete what a maker is not making after all."""
+    chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
+    for name in names:
+        if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
+            _forget(connection, row[0])
+
+
+def sweep(connection: RowConnection, keep_s: float) -> bool:
+    """Delete some of what has been kept for so long. Return whether there may be more."""
+    chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= now_s() - ? LIMIT {SWEPT}"
+    over = connection.execute(chosen, (keep_s,)).fetchall()
+    for (number,) in over:
+        _forget(connection, number)
     return len(over) == SWEPT
 
 
-def _insert(connection: Connection, row: ResponseRow, now_s: float) -> int:
-    number, given = None, row.input
-    if (before := row.before) is not None:
+def _confirm_maker(connection: RowConnection, maker: str) -> bool:
+    """Return whether it was heard of again and again, for EXPIRES_S."""
+    row = connection.execute(
+        f"""INSERT INTO response_makers AS known (maker, since_s, seen_s) VALUES (?, now_s(), now_s()) ON CONFLICT (maker) DO UPDATE SET
+            since_s = CASE WHEN known.seen_s < excluded.seen_s - {EXPIRES_S / 2} THEN excluded.seen_s ELSE known.since_s END,
+            seen_s = excluded.seen_s
+            RETURNING since_s <= seen_s - {EXPIRES_S}""",
+        (maker,),
+    ).fetchone()
+    return bool(row[0])
+
+
+def _end_lost(connection: RowConnection) -> None:
+    connection.execute(f"DELETE FROM response_makers WHERE seen_s < now_s() - {EXPIRES_S}")
+    _end_made(
+        connection, "NOT EXISTS (SELECT 1 FROM response_makers WHERE response_makers.maker = responses.maker)", ()
+    )
+
+
+def _end_made(
+    connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
+) -> None:
+    """End some of what is being made, with the events that are known here."""
+    found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
+    for number, fields in found.fetchall():
+        told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
+        events = _packed(tuple(_pieces(connection, number)))
+        changed = f"UPDATE responses SET state = {ENDED}, maker = NULL, fields = ?, events = ? WHERE number = ?"
+        connection.execute(changed, (told, events, number))
+        connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
+
+
+def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
+    if progress.fields is not None:
+        connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
+    if progress.events:  # which may be there, where the answer to that was lost
+        added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
+        connection.execute(added, (number, progress.till, _packed(progress.events)))
+
+
+def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[bytes]:
+    """Yield events from a place on of what is being made."""
+    chosen = "SELECT till, events FROM response_events WHERE response = ? AND till > ? ORDER BY till"
+    for till, packed in connection.execute(chosen, (number, place)).fetchall():
+        told = _split(packed)
+        yield from told[max(0, place - (till - len(told))) :]
+        place = till
+
+
+def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
+    before, given = None, row.input
+    if row.before is not None:
         # It may have been deleted meanwhile, and with it its row.
         known = "SELECT 1 FROM responses WHERE number = ? AND tenant = ? AND id = ?"
-        if connection.execute(known, (before.number, row.tenant, before.id)).fetchone() is not None:
-            number = before.number
+        if connection.execute(known, (row.before.number, row.tenant, row.before.id)).fetchone() is not None:
+            before = row.before.number
         else:
-            given = joined(before.items, given)
-    told = zlib.compress(b"".join(row.events), DEFLATE) if row.events else None
-    added = connection.execute(
-        "INSERT INTO responses (tenant, id, state, kept_s, before, input, output, fields, events) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (row.tenant, row.id, row.state, int(now_s), number, given, row.output, row.fields, told),
-    ).lastrowid
-    assert added is not None, "it was inserted"
-    named = [(row.tenant, item, added) for item in row.item_ids]
-    connection.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", named)
-    return added
+            given = joined(row.before.items, given)
+    inserted = """INSERT INTO responses (tenant, id, state, kept_s, before, input, output, fields, events, maker)
+        VALUES (?, ?, ?, now_s(), ?, ?, ?, ?, ?, ?) RETURNING number"""
+    values = (row.tenant, row.id, row.state, before, given, row.output, row.fields, _packed(row.events), maker)
+    (number,) = connection.execute(inserted, values).fetchone()
+    named = """INSERT INTO response_items (tenant, id, response) VALUES (?, ?, ?)
+        ON CONFLICT (tenant, id) DO UPDATE SET response = excluded.response"""
+    for item in row.item_ids:
+        connection.execute(named, (row.tenant, item, number))
+    return int(number)
 
 
-def _forget(connection: Connection, number: int | None) -> None:
+def _forget(connection: RowConnection, forgotten: int) -> None:
     """Delete a response; and its row, with those before it that are deleted too, up to one that others still need."""
-    if number is None:
-        return
+    number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
-    connection.execute("DELETE FROM items WHERE response = ?", (number,))
+    connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
+    connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
     needless = f"""SELECT before FROM responses WHERE number = ? AND state = {GONE}
         AND NOT EXISTS (SELECT 1 FROM responses AS later WHERE later.before = responses.number)"""
     while number is not None and (row := connection.execute(needless, (number,)).fetchone()) is not None:
@@ -189,33 +328,48 @@ def _forget(connection: Connection, number: int | None) -> None:
         number = row[0]
 
 
-def _number(connection: Connection, tenant: str, name: str) -> int | None:
-    chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
-    row = connection.execute(chosen, (tenant, name)).fetchone()
-    return None if row is None else row[0]
+def _chain(connection: RowConnection, tenant: str, number: int) -> list[bytes]:
+    """Return input and output of a response and of those before it, the oldest first."""
+    chosen = """WITH RECURSIVE chain (number, before, input, output, back) AS (
+            SELECT number, before, input, output, 0 FROM responses WHERE number = ? AND tenant = ?
+            UNION ALL SELECT earlier.number, earlier.before, earlier.input, earlier.output, back + 1
+            FROM chain JOIN responses AS earlier ON earlier.number = chain.before AND earlier.tenant = ?
+        ) SELECT input, output FROM chain ORDER BY back DESC"""
+    return [part for row in connection.execute(chosen, (number, tenant, tenant)).fetchall() for part in row]
 
 
-def _chain(connection: Connection, tenant: str, number: int | None) -> Iterable[tuple[bytes, bytes]]:
-    """Yield input and output of a response and of those before it, the newest first."""
-    chosen = "SELECT before, input, output FROM responses WHERE number = ? AND tenant = ?"
-    while number is not None and (row := connection.execute(chosen, (number, tenant)).fetchone()) is not None:
-        number = row[0]
-        yield row[1], row[2]
+def _total(connection: RowConnection) -> int:
+    return int(connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM response_tenants").fetchone()[0])
 
 
-def _total(connection: Connection) -> int:
-    return int(connection.execute("SELECT COALESCE(SUM(num_bytes), 0) FROM tenants").fetchone()[0])
-
-
-def _victim(connection: Connection, first: int) -> int | None:
+def _victim(connection: RowConnection, first: int) -> int | None:
     """Return the oldest response of the tenant that has most, but none of those from `first` on."""
-    oldest = f"SELECT number FROM responses WHERE tenant = ? AND state = {ENDED} AND number < ? ORDER BY number LIMIT 1"
-    for (tenant,) in connection.execute("SELECT tenant FROM tenants ORDER BY num_bytes DESC"):
-        if (row := connection.execute(oldest, (tenant, first)).fetchone()) is not None:
-            return int(row[0])
-    return None
+    chosen = f"""SELECT MIN(number) FROM responses WHERE state = {ENDED} AND number < ? AND tenant = (
+            SELECT tenant FROM response_tenants WHERE EXISTS (
+                SELECT 1 FROM responses AS theirs WHERE theirs.tenant = response_tenants.tenant AND theirs.state = {ENDED} AND theirs.number < ?
+            ) ORDER BY num_bytes DESC LIMIT 1
+        )"""
+    found: int | None = connection.execute(chosen, (first, first)).fetchone()[0]
+    return found
+
+
+def _response(tenant: str, fields: bytes, output: bytes) -> KeptResponse:
+    return KeptResponse(tenant, {**orjson.loads(fields), "output": _items(output)})
+
+
+def _fields(response: KeptResponse) -> bytes:
+    return orjson.dumps({**response.fields, "output": None})
 
 
 def _items(output: bytes) -> list[Any]:
     found: list[Any] = orjson.loads(b"[" + output + b"]")
     return found
+
+
+def _packed(events: Sequence[bytes]) -> bytes | None:
+    return zlib.compress(b"".join(events), DEFLATE) if events else None
+
+
+def _split(packed: bytes) -> list[bytes]:
+    told = zlib.decompress(packed)
+    return EventDecoder(len(told) + 1).split(told)

@@ -1,59 +1,83 @@
-"""The responses of one process, on its disk: there after a restart, for their tenants and for some time; those that are being made are here.
+"""Responses that are kept: there after a restart, for their tenants and for some time; those that are being made are here.
 
-A response is on the disk before its end is told, together with others that end meanwhile: nothing before its last event waits for that. A disk that
-is full, or does not answer, costs what ends meanwhile, and whoever asks is told. A file that is damaged is set aside. One process has the file at a
-time. Knows no HTTP.
+A response is in the database before its end is told, together with others that end meanwhile: nothing before its last event waits for that. A
+database that is full, or does not answer, costs what ends meanwhile, and whoever asks is told. Where processes share it, each tells there how far it
+is with what it makes, and that it is there: what one makes that is gone has failed, and what is ended or deleted through another one ends here. Knows
+no HTTP, and not which database it is.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
-import sqlite3
-import time
-import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import orjson
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from dialects import response_rows as rows
-from dialects.kept_responses import LOST, Keeping, KeptResponse, PreviousResponse, joined
-from dialects.response_rows import ResponseRow
-from wire.database import Connection, Database, DatabaseError, storage_word
+from dialects.kept_responses import (
+    LOST,
+    Keeping,
+    KeptResponse,
+    PreviousResponse,
+    failed_event,
+    is_failed_event,
+    joined,
+)
+from dialects.response_rows import Name, Progress, ResponseRow, RowConnection
 from wire.errors import ApiError
 
-ANSWERS_WITHIN_S = 5.0  # the disk
+ANSWERS_WITHIN_S = 5.0  # the database
 FAILING_WITHIN_S = 0.2  # once it has not: nobody's end waits for it each time
 TRY_AGAIN_S = 5.0
-ROOM_BYTES = 64 << 20  # in the file beyond what is kept, twice: for pages that are half empty
+TELL_EVERY_S = 0.5  # how far one is
+SEEN_EVERY_S = rows.EXPIRES_S / 4
+FOLLOW_EVERY_S = 0.25  # what another process makes
 
 Result = TypeVar("Result")
+Work = Callable[[RowConnection], Result]
 
 log = logging.getLogger("pilotlight.responses")
+
+
+class ResponsesFault(Exception):
+    """The database cannot be read or written at the moment: the message says why, and `told` as much of it as clients may know."""
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = message if told is None else told
+
+
+class ResponseDatabase(Protocol):
+    is_shared: bool  # with other processes
+    name: str  # for the log
+
+    async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
+        """Do work in one transaction: the only one at that time, if it writes. Raises ResponsesFault."""
+
+    async def tidy(self, keep_s: float) -> None:
+        """Delete what lies beside it, and has for so long."""
+
+    async def close(self) -> None: ...
 
 
 class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
-    def __init__(self, keeping: Keeping, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since the epoch."""
+    def __init__(self, keeping: Keeping, database: ResponseDatabase) -> None:
+        self.fault: str | None = None  # why the database could not be read or written when it was last asked
         self._keeping = keeping
-        self._clock = clock
-        self._made: dict[tuple[str, str], KeptResponse] = {}  # in the background, by tenant and id; until it is written
+        self._database = database
+        self._maker = os.urandom(8).hex()
+        self._made: dict[Name, KeptResponse] = {}  # in the background; until it is written
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
-        self._using = asyncio.Lock()
-        self._database = Database(keeping.path, self._prepare, max_bytes=2 * keeping.max_bytes + ROOM_BYTES)
-        self._is_open = False
-        self._lock_fd = -1
-        self._fault: str | None = None
+        self._confirming: asyncio.Task[None] | None = None
+        self._has_begun = asyncio.Event()
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as a row or as it is by now. Return whether it is on the disk."""
+        """Write a response, as a row or as it is by now, unless others have ended it. Return whether that could be done."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -63,17 +87,22 @@ class ResponseStore:
 
     async def begin(self, response: KeptResponse) -> None:
         """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
-        self._made[response.tenant, response.id] = response
+        name = (response.tenant, response.id)
+        self._made[name] = response
         if not await self.keep(response):
-            del self._made[response.tenant, response.id]
+            del self._made[name]
             raise self._failing()
+        response.is_begun = self._database.is_shared
+        self._has_begun.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
         """End one that is made in the background, with its last event: on the disk first, if that is possible."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
-        response.is_settled = await self.keep(response, row._replace(events=(*response.events, event)))
-        response.fields = fields
-        response.add_event(event)
+        row = row._replace(events=(*response.events, event), is_begun=response.is_begun)
+        response.is_settled = await self.keep(response, row)
+        if not response.is_ended:
+            response.fields = fields
+            response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
         """Write a response that has ended, however often that has to be tried: until then it is read from memory."""
@@ -85,20 +114,22 @@ class ResponseStore:
         """Return a response. Raises ApiError: somebody else's is none."""
         if (made := self._made.get((tenant, name))) is not None:
             return made
-        found = await self._do(partial(rows.find, tenant=tenant, name=name, since_s=self._since_s))
+        found = await self._do(partial(rows.find, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
         if found is None:
             raise _unknown(name, param)
-        return found[1]
+        return found.response
 
     async def conversation(self, name: str, tenant: str, param: str) -> PreviousResponse:
         """Return all that was said until a response's end. Raises ApiError."""
+        found: PreviousResponse | None
         if (made := self._made.get((tenant, name))) is not None:
-            if not made.is_ended:
-                raise ApiError("conflict", f"the response {name[:100]!r} has not ended yet", param=param)
-            return PreviousResponse(0, name, joined(made.input, made.output))
-        found = await self._do(partial(rows.conversation, tenant=tenant, name=name, since_s=self._since_s))
+            found = PreviousResponse(0, name, joined(made.input, made.output), made.is_ended)
+        else:
+            found = await self._do(partial(rows.conversation, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
         if found is None:
             raise _unknown(name, param)
+        if not found.is_ended:
+            raise ApiError("conflict", f"the response {name[:100]!r} has not ended yet", param=param)
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
@@ -107,15 +138,30 @@ class ResponseStore:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
-    async def events(self, response: KeptResponse) -> list[bytes]:
-        """Return the events of one that was made in the background; none where its process was lost. Raises ApiError."""
-        return await self._do(partial(rows.events, tenant=response.tenant, name=response.id))
+    async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
+        """Return the events from the one of that number on, once there are any, and whether they are the last: of one that is not made here. Of one
+        whose process was lost the last is that it has failed, wherever its reader was. Raises ApiError."""
+        work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
+        while (told := await self._do(work)) is not None:
+            if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
+                return [*told.events, failed_event(told.response.fields, max(place, told.till))], True
+            if told.events or told.response.is_ended:
+                return told.events, told.response.is_ended
+            await asyncio.sleep(FOLLOW_EVERY_S)
+        return [], True
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
         """Return those items of answers that are kept. Raises ApiError."""
         if not names:
             return {}
-        return await self._do(partial(rows.items, tenant=tenant, names=names, since_s=self._since_s))
+        return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
+
+    async def cancel(self, response: KeptResponse) -> KeptResponse:
+        """Cancel one that another process makes, which stops when it hears of it. Return it as it has ended. Raises ApiError."""
+        found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
+        if found is None:
+            raise _unknown(response.id, None)
+        return found
 
     async def delete(self, response: KeptResponse) -> None:
         """Raises ApiError."""
@@ -128,13 +174,16 @@ class ResponseStore:
 
     async def sweep(self) -> None:
         """Delete what is past its time. Raises ApiError."""
-        while await self._do(partial(rows.sweep, until_s=self._since_s), is_write=True):
+        while await self._do(partial(rows.sweep, keep_s=self._keeping.keep_s), is_write=True):
             continue
-        await asyncio.to_thread(self._forget_damaged)
+        await self._database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
         """End those that are being made."""
         self._is_closed = True
+        if self._confirming is not None:
+            self._confirming.cancel()
+            await asyncio.gather(self._confirming, return_exceptions=True)
         tasks = [made.task for made in self._made.values() if made.task is not None]
         for made in tuple(self._made.values()):
             made.end_as("failed", LOST)
@@ -144,86 +193,78 @@ class ResponseStore:
         if self._writing is not None:
             await self._writing
         await self._database.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-
-    @property
-    def _since_s(self) -> float:
-        return self._clock() - self._keeping.keep_s
 
     async def _write(self) -> None:
         try:
             while self._unwritten:
                 batch, self._unwritten = self._unwritten, []
-                is_kept = await self._add([write.row for write in batch if not write.response.is_deleted])
+                is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 for write in batch:
                     write.is_kept.set_result(is_kept)
         finally:
             self._writing = None
 
-    async def _add(self, found: list[ResponseRow]) -> bool:
-        """Write them all or none."""
+    async def _add(self, batch: "list[_Write]") -> bool:
+        """Write them all or none, but for those that others have ended."""
+        found = [write.row for write in batch]
+        add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:
-            add = partial(rows.add, rows=found, now_s=self._clock(), max_bytes=self._keeping.max_bytes)
-            await self._do(add, is_write=True)
+            taken = await self._do(add, is_write=True)
         except ApiError:  # which the log tells
             return False
+        for write in batch:
+            if (name := (write.row.tenant, write.row.id)) in taken:
+                _end_elsewhere(write.response, taken[name])
         return True
 
-    async def _do(self, work: Callable[[Connection], Result], *, is_write: bool = False) -> Result:
+    async def _confirm_often(self) -> None:
+        """Tell other processes that this one is there, and how far it is."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            self._has_begun.clear()
+            with suppress(ApiError):  # which the log tells
+                await self._confirm()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if self._made else SEEN_EVERY_S):
+                    await self._has_begun.wait()
+
+    async def _confirm(self) -> None:
+        begun = [made for made in self._made.values() if made.is_begun and not made.is_settled]
+        progress = [Progress.of(made) for made in begun]
+        shown = [made.fields for made in begun]
+        work = partial(rows.confirm, maker=self._maker, told=progress)
+        confirmed = await self._do(work, is_write=True, within_s=ANSWERS_WITHIN_S)
+        for made, fields, one in zip(begun, shown, progress, strict=True):
+            made.told = (one.till, fields)
+            if one.name in confirmed.taken:
+                _end_elsewhere(made, confirmed.taken[one.name])
+        # What was refused when it began, for want of an answer, may have been written all the same.
+        unknown = confirmed.made - self._made.keys()
+        if unknown:
+            await self._do(partial(rows.drop, maker=self._maker, names=unknown), is_write=True)
+
+    async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Raises ApiError."""
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not kept here")
-        within_s = ANSWERS_WITHIN_S if self._fault is None else FAILING_WITHIN_S
+        if self._database.is_shared and self._confirming is None and not self._is_closed:
+            self._confirming = asyncio.create_task(self._confirm_often(), name="responses that are made")
+        if within_s is None:
+            within_s = ANSWERS_WITHIN_S if self.fault is None else FAILING_WITHIN_S
         try:
-            async with asyncio.timeout(within_s), self._using:
-                result = await self._done(work, is_write=is_write)
-        except TimeoutError:
-            fault = "its disk does not answer in time"
-        except (sqlite3.Error, DatabaseError, OSError, orjson.JSONDecodeError, zlib.error) as error:
-            word = storage_word(error)
-            fault = str(error) if word is None else word[2]
-        else:
-            if self._fault is not None:
-                log.warning("responses are read and written again in %s", self._keeping.path)
-            self._fault = None
-            return result
-        if self._fault is None:
-            log.error("responses cannot be read or written in %s: %s", self._keeping.path, fault)
-        self._fault = fault
-        raise self._failing()
-
-    async def _done(self, work: Callable[[Connection], Result], *, is_write: bool) -> Result:
-        """Do the work, anew where its file has to be set aside first: a damaged page costs what is read there, and all only where the file cannot be
-        opened or written. Raises sqlite3.Error, DatabaseError, OSError."""
-        try:
-            return await self._database.run(work)
-        except (sqlite3.DatabaseError, orjson.JSONDecodeError) as error:
-            if not _is_damage(error) or (self._is_open and not is_write):
-                raise
-            log.error("%s is damaged and set aside, and responses are kept anew: %s", self._keeping.path, error)
-        await self._database.close()
-        self._is_open = False
-        await asyncio.to_thread(_move, self._keeping.path)
-        return await self._database.run(work)
-
-    def _prepare(self, connection: Connection) -> None:
-        """Raises OSError where another process has the file."""
-        if self._lock_fd < 0:
-            self._lock_fd = _locked(self._keeping.path)
-        rows.prepare(connection)
-        for end in ("", "-wal", "-shm"):
-            self._keeping.path.with_name(self._keeping.path.name + end).chmod(0o600)
-        self._is_open = True
-
-    def _forget_damaged(self) -> None:
-        for path in _damaged(self._keeping.path):
-            if path.exists() and path.stat().st_mtime <= self._since_s:
-                path.unlink()
+            result = await self._database.run(work, within_s, is_write=is_write)
+        except ResponsesFault as error:
+            if self.fault is None:
+                log.error("responses cannot be read or written in %s: %s", self._database.name, error)
+            self.fault = error.told
+            raise self._failing() from None
+        if self.fault is not None:
+            log.warning("responses are read and written again in %s", self._database.name)
+        self.fault = None
+        return result
 
     def _failing(self) -> ApiError:
-        sentence = f"kept responses cannot be read or written at the moment: {self._fault}"
+        sentence = f"kept responses cannot be read or written at the moment: {self.fault}"
         return ApiError("overloaded", sentence, retry_after_s=5)
 
 
@@ -233,35 +274,19 @@ class _Write(NamedTuple):
     is_kept: asyncio.Future[bool]
 
 
+def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
+    """End a response as others have: `found` is what they have made of it, None where they have deleted it."""
+    was_made = not response.is_ended
+    if found is None:
+        response.is_deleted = True
+        response.end_as("cancelled")
+    else:
+        response.is_settled = True
+        response.end_with(found.fields)
+    if was_made and response.task is not None:
+        response.task.cancel()
+
+
 def _unknown(name: str, param: str | None) -> ApiError:
     sentence = f"there is no response {name[:100]!r} here: it was never kept, was never yours, or its time is over"
     return ApiError("not_found", sentence, param=param)
-
-
-def _is_damage(error: Exception) -> bool:
-    word = storage_word(error)
-    return isinstance(error, orjson.JSONDecodeError) or (word is not None and word[0] == "corrupt")
-
-
-def _locked(path: Path) -> int:
-    """Raises OSError."""
-    fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise OSError("another process keeps its own there: give each a responses.directory") from None
-    return fd
-
-
-def _damaged(path: Path) -> list[Path]:
-    return [path.with_name(f"{path.name}{end}") for end in (".damaged", ".damaged-wal")]
-
-
-def _move(path: Path) -> None:
-    """Raises OSError."""
-    for end, kept in zip(("", "-wal"), _damaged(path), strict=True):
-        kept.unlink(missing_ok=True)
-        if (found := path.with_name(path.name + end)).exists():
-            found.rename(kept)
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)

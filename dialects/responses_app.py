@@ -2,8 +2,8 @@
 is read, cancelled or deleted by id.
 
 The application inside gets a body with the whole conversation and keeps nothing, so its stream goes on at another site as any other does. A router
-has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk
-(response_store.py): another router does not know them, and says so.
+has this before its sites, and a site that is asked without a router before its engine. Responses are kept on this process's disk, where another
+router does not know them, or in a database that routers share (response_store.py).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -18,7 +19,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dialects.asked_responses import AskedResponse, Fields, read_fields
-from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.kept_responses import Keeping, KeptResponse
 from wire.credentials import Access, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
@@ -42,6 +43,8 @@ _LIFECYCLE = (
 )  # fmt: skip
 _LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # of what is kept
 
+EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a place on, and whether they are the last
+
 log = logging.getLogger("pilotlight.http")
 
 
@@ -62,10 +65,17 @@ class ResponsesApp:
     @property
     def store(self) -> "ResponseStore":
         if self._store is None:
-            from dialects.response_store import ResponseStore  # SQLite's import takes 9 ms, which no start waits for
+            from dialects.response_file import ResponseFile  # SQLite's import takes 9 ms, which no start waits for
+            from dialects.response_store import ResponseStore
 
-            self._store = ResponseStore(self._keeping)
+            kept = self._keeping
+            self._store = ResponseStore(kept, kept.database or ResponseFile(kept.path, kept.max_bytes))
         return self._store
+
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether responses could not be read or written when that was last tried."""
+        return self._store is not None and self._store.fault is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -80,7 +90,7 @@ class ResponsesApp:
         """Delete what is past its time, again and again."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            if self._keeping.path.exists():
+            if self._keeping.database is not None or self._keeping.path.exists():
                 with contextlib.suppress(ApiError):  # which the log tells
                     await self.store.sweep()
 
@@ -107,8 +117,8 @@ class ResponsesApp:
         kept = await self.store.find(found["id"], tenant)
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
-            place = await self._found_again(kept, _number(query, "starting_after", -1) + 1)
-            return await _send_events(kept, place, receive, send)
+            place = _number(query, "starting_after", -1) + 1
+            return await _send_events(self._events(kept), place, receive, send)
         if (method, verb) == ("GET", None):
             return await _send_json(send, orjson.dumps(kept.fields))
         if (method, verb) == ("GET", "input_items"):
@@ -154,7 +164,7 @@ class ResponsesApp:
             status, headers, refused = recorded.refusal
             return await _send_json(send, refused, status, headers)
         if asked.wants_stream:
-            return await _send_events(kept, 0, receive, send)
+            return await _send_events(kept.after, 0, receive, send)
         await _send_json(send, orjson.dumps(kept.fields))
 
     async def _make(self, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
@@ -181,24 +191,20 @@ class ResponsesApp:
             raise ApiError(
                 "invalid_request", "only a response that was asked for with background: true can be cancelled"
             )
-        if kept.task is not None and not kept.is_ended:
+        if not kept.is_ended and kept.task is not None:
             kept.task.cancel()
             await asyncio.wait({kept.task}, timeout=WRITTEN_WITHIN_S)
+        elif not kept.is_ended:
+            kept = await self.store.cancel(kept)
         await _send_json(send, orjson.dumps(kept.fields))
 
-    async def _found_again(self, kept: KeptResponse, place: int) -> int:
-        """Find the events of a response that is not being made, and return the place among them from which its reader is to have them: of one whose
-        process was lost there is but the end, wherever its reader was."""
+    def _events(self, kept: KeptResponse) -> EventsAfter:
+        """Return where the events of a response come from: from here, or from where it is kept."""
         if kept.fields["background"] is not True:
             raise ApiError(
                 "invalid_request", "only a response that was asked for with background: true can be streamed again"
             )
-        if kept.task is None:
-            kept.events = await self.store.events(kept)
-            if not kept.events and kept.fields["status"] == "failed":
-                kept.events = [failed_event(kept.fields, place)]
-                return 0
-        return place
+        return kept.after if kept.task is not None else partial(self.store.after, kept)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         parts: list[bytes] = []
@@ -279,8 +285,7 @@ class _Patched:
             return raw
         self._num_events += 1
         if event.name == b"error":
-            told = {**orjson.loads(event.data), "sequence_number": self._num_events - 1}
-            return encode_event(orjson.dumps(told), name="error")
+            return _numbered_error(raw, self._num_events - 1)
         if event.name not in _LIFECYCLE:
             return raw
         fields = orjson.loads(event.data)
@@ -381,7 +386,12 @@ def _number(query: dict[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-async def _send_events(kept: KeptResponse, place: int, receive: Receive, send: Send) -> None:
+def _numbered_error(raw: bytes, number: int) -> bytes:
+    told = {**orjson.loads(parse_event(raw).data or b""), "sequence_number": number}
+    return encode_event(orjson.dumps(told), name="error")
+
+
+async def _send_events(after: EventsAfter, place: int, receive: Receive, send: Send) -> None:
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -389,9 +399,11 @@ async def _send_events(kept: KeptResponse, place: int, receive: Receive, send: S
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    batch, is_last = await kept.after(place)
+                    batch, is_last = await after(place)
             except TimeoutError:
                 batch, is_last = [HEARTBEAT], False
+            except ApiError as error:
+                batch, is_last = [_numbered_error(error.event(Dialect.OPENAI_RESPONSES), place)], True
             else:
                 told(len(batch))
             await send({"type": "http.response.body", "body": b"".join(batch), "more_body": not is_last})

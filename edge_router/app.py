@@ -3,6 +3,8 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,6 +16,7 @@ from edge_router.batches.routes import BatchRoutes, is_for_batches
 from edge_router.deployments import deployment_api
 from edge_router.discovery import router_place
 from edge_router.durable import PATH, StreamRoutes
+from edge_router.ledger.store import configured
 from edge_router.model_lists import ModelLists, asks_for_models
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
@@ -26,6 +29,9 @@ from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from sites.network import NetworkConfig
+
+if TYPE_CHECKING:
+    from dialects.response_store import ResponseDatabase
 
 FORWARDED = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)
 
@@ -47,6 +53,11 @@ class RouterApp(Starlette):
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         self.responses = ResponsesApp(
             proxy, access, int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
+        )
+        router.metrics.watch(
+            "responses_failing",
+            "1 where kept responses could not be read or written when that was last tried.",
+            lambda: float(self.responses.is_failing),
         )
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
@@ -85,8 +96,17 @@ class RouterApp(Starlette):
 
 
 def _keeping(network: NetworkConfig) -> Keeping:
+    """Raises ConfigError."""
     kept = network.responses
-    return Keeping(kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
+    database = None if kept.store is None else configured("responses.store", partial(_postgres, kept.store))
+    path, max_bytes = kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30)
+    return Keeping(path, max_bytes, kept.keep_days * 86_400, database)
+
+
+def _postgres(url: str) -> "ResponseDatabase":
+    from edge_router.shared_responses import PostgresResponses
+
+    return PostgresResponses(url)
 
 
 @asynccontextmanager

@@ -242,6 +242,18 @@ class LedgerConfig(Table, frozen=True, kw_only=True):
     currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="of all prices")] = "USD"
 
 
+class SharedResponsesConfig(ResponsesConfig, frozen=True, kw_only=True):
+    """Responses (POST /v1/responses) that are kept for the clients of this router, or of all that share a store."""
+
+    store: Annotated[
+        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
+        Meta(
+            description="a PostgreSQL database of the network's routers, named as ledger.store is, of which each then knows what the others keep; "
+            "unset: a SQLite file in the directory"
+        ),
+    ] = None
+
+
 class QuotasConfig(Table, frozen=True, kw_only=True):
     """Accounts' limits that all routers of a network keep to together, instead of each for itself."""
 
@@ -304,7 +316,7 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     accounts: tuple[CustomerConfig, ...] = ()
     keys: tuple[KeyConfig, ...] = ()
     durable: DurableConfig = DurableConfig()
-    responses: ResponsesConfig = ResponsesConfig()
+    responses: SharedResponsesConfig = SharedResponsesConfig()
     ledger: LedgerConfig = LedgerConfig()
     quotas: QuotasConfig = QuotasConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -36,6 +36,10 @@ class PostgresDatabase:
         self._prepare = prepare
         self._connection: Connection | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
     @contextmanager
     def working(self) -> Iterator[Connection]:
         """Yield a connection. Raises UsageStoreError; the next one is then another, as a database that comes back knows none of the old ones."""

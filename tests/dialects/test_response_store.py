@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from dialects import response_store
-from dialects.kept_responses import Keeping, KeptResponse
+from dialects import response_rows, response_store
+from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.response_file import ResponseFile
 from dialects.response_store import ResponseStore
+from wire.database import Database
 from wire.errors import ApiError
 
 DAY_S = 86_400.0
@@ -45,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def opened(path: Path, days: Callable[[], float], max_bytes: int = 100 * MIB) -> AsyncIterator[ResponseStore]:
-    store = ResponseStore(Keeping(path, max_bytes, 30 * DAY_S), days)
+    store = ResponseStore(Keeping(path, max_bytes, 30 * DAY_S), ResponseFile(path, max_bytes, days))
     try:
         yield store
     finally:
@@ -73,6 +75,11 @@ def write(path: Path, content: bytes) -> None:
     path.chmod(0o644)
 
 
+def in_file(store: ResponseStore) -> Database:
+    assert isinstance(store._database, ResponseFile)
+    return store._database._database
+
+
 async def there(store: ResponseStore, *names: str) -> list[bool]:
     async def is_there(name: str) -> bool:
         try:
@@ -93,7 +100,7 @@ async def test_a_response_is_there_after_a_restart_and_its_tenants_alone(path: P
     async with opened(path, days) as store:
         found = await store.find("a", "t")
         assert found.fields == one.fields
-        assert await store.events(found) == one.events
+        assert await store.after(found, 0) == (one.events, True)
         assert await store.input_items(found) == b'{"id":"i"}'
         assert await store.items(["msg_a"], "t") == {"msg_a": one.output}
         assert (await store.conversation("a", "t", "p")).items == one.input + b"," + one.output
@@ -120,11 +127,13 @@ async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, 
     script = """
 import asyncio, os, sys
 from pathlib import Path
-from dialects.kept_responses import Keeping, KeptResponse
+from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.response_file import ResponseFile
 from dialects.response_store import ResponseStore
 
 async def main():
-    store = ResponseStore(Keeping(Path(sys.argv[1]), 1 << 30, 1e9))
+    path = Path(sys.argv[1])
+    store = ResponseStore(Keeping(path, 1 << 30, 1e9), ResponseFile(path, 1 << 30, lambda: 1e9))
     fields = {"id": "a", "status": "queued", "output": [], "background": True}
     await store.begin(KeptResponse("t", fields, b'"asked"'))
     os.kill(os.getpid(), 9)
@@ -135,10 +144,10 @@ asyncio.run(main())
     killed = await asyncio.create_subprocess_exec(*command, cwd=Path(__file__).parents[2])
     assert await killed.wait() == -9
     async with opened(path, days) as store:
-        store._clock = lambda: 0.0
+        days.now = 1e9 / DAY_S
         found = await store.find("a", "t")
         assert (found.fields["status"], found.fields["error"]["code"]) == ("failed", "aborted")
-        assert await store.events(found) == []
+        assert await store.after(found, 3) == ([failed_event(found.fields, 3)], True)
         assert (await store.conversation("a", "t", "p")).items == b'"asked"', "it can be asked again"
 
 
@@ -162,8 +171,7 @@ async def test_what_is_being_made_is_followed_and_ends_with_its_process(path: Pa
     async with opened(path, days) as store:
         found = await store.find("a", "t")
         assert (found.fields["status"], found.fields["error"]["code"]) == ("failed", "aborted")
-        (last,) = await store.events(found)
-        assert last.startswith(b"event: response.failed\n")
+        assert await store.after(found, 0) == ([failed_event(found.fields, 0)], True)
 
 
 async def test_a_response_that_is_deleted_while_it_is_made_or_written_does_not_come_back(
@@ -226,13 +234,13 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
 
 async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    add = response_store.rows.add
+    add = response_rows.add
 
-    def counted(connection: sqlite3.Connection, rows: list[Any], now_s: float, max_bytes: int) -> None:
+    def counted(connection: sqlite3.Connection, rows: list[Any], **more: Any) -> Any:
         batches.append(len(rows))
-        add(connection, rows, now_s, max_bytes)
+        return add(connection, rows, **more)
 
-    monkeypatch.setattr(response_store.rows, "add", counted)
+    monkeypatch.setattr(response_rows, "add", counted)
     async with opened(path, days) as store:
         assert all(await asyncio.gather(*(store.keep(response(f"r{i}")) for i in range(100))))
         assert batches == [100]
@@ -357,8 +365,9 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
 async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
-    path: Path, days: Days, garbage: bytes
+    path: Path, days: Days, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(response_store, "FAILING_WITHIN_S", 5.0)  # a busy machine takes longer to begin a file anew
     before = [response(name, size=20_000) for name in ("first", "second", "third")]
     async with opened(path, days) as store:
         for one in before:
@@ -381,8 +390,9 @@ async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_t
 
 
 async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is_written(
-    path: Path, days: Days
+    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(response_store, "FAILING_WITHIN_S", 5.0)
     async with opened(path, days) as store:
         assert await store.keep(response("a"))
 
@@ -390,8 +400,8 @@ async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is
             connection.execute("PRAGMA writable_schema = ON")
             connection.execute("UPDATE sqlite_master SET rootpage = 100000 WHERE type = 'table' AND name = 'responses'")
 
-        await store._database.run(spoil)
-        await store._database.close()
+        await in_file(store).run(spoil)
+        await in_file(store).close()
         with pytest.raises(ApiError) as refused:
             await store.find("a", "t")
         assert refused.value.word == "overloaded"
@@ -405,7 +415,7 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
 ) -> None:
     async with opened(path, days) as store:
         await store.begin(response("a", status="queued"))
-        await store._database.run(lambda connection: connection.execute("UPDATE responses SET fields = x'00'").close())
+        await in_file(store).run(lambda connection: connection.execute("UPDATE responses SET fields = x'00'").close())
         store._made.clear()
     async with opened(path, days) as store:
         assert await there(store, "a") == [False]
@@ -436,7 +446,7 @@ async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_told
         await store.settle(made)
         found = await store.find("a", "t")
         assert found is not made
-        assert await store.events(found) == made.events
+        assert await store.after(found, 0) == (made.events, True)
 
 
 async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
@@ -463,7 +473,7 @@ async def test_a_disk_that_stands_still_holds_up_nobody_for_long(
     async with opened(path, days) as store:
         assert await store.keep(response("a"))
         monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 0.1)
-        standing = asyncio.create_task(store._database.run(lambda connection: goes_on.wait(20)))
+        standing = asyncio.create_task(in_file(store).run(lambda connection: goes_on.wait(20)))
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 1000.0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from load_tests.postgres import Postgres, running_postgres
@@ -14,3 +15,12 @@ def postgres() -> Iterator[Postgres]:
             yield server
     except FileNotFoundError as error:
         pytest.skip(str(error))
+
+
+def without_responses(server: Postgres) -> Postgres:
+    """Return the server without what routers have kept there."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(
+            "DROP TABLE IF EXISTS responses, response_items, response_tenants, response_events, response_makers"
+        )
+    return server
