@@ -13,6 +13,7 @@ from urllib.parse import unquote as _unquote
 
 from workers.abort_signal import AbortController, AbortSignal
 from workers.bindings.face import Buffer, Items, Record, as_record
+from workers.caches import CacheStorage
 from workers.forms import Blob, File, FormData
 from workers.headers import Headers
 from workers.host import env
@@ -30,6 +31,7 @@ from workers.javascript import (
     set_interval,
     set_timeout,
 )
+from workers.javascript import json_text as _json_text
 from workers.outbound import fetch
 from workers.request import Request
 from workers.response import Response
@@ -72,6 +74,7 @@ __all__ = [
     "WritableStream",
     "atob",
     "btoa",
+    "caches",
     "clearInterval",
     "clearTimeout",
     "console",
@@ -274,8 +277,8 @@ class JSON:
         return as_record(_json.loads(text))
 
     @staticmethod
-    def stringify(value: Any, *_: Any) -> str:
-        return _json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    def stringify(value: Any, replacer: Any = None, space: Any = None) -> str:
+        return _json_text(value, "JSON.stringify", space)
 
 
 class _Console:
@@ -290,6 +293,7 @@ class _Console:
     warn = error
 
 
+caches = CacheStorage()
 console = _Console()
 crypto = Crypto()
 performance = Performance()

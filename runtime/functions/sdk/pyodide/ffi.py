@@ -27,6 +27,16 @@ class JsProxy:
     """Nothing is one; `isinstance(value, JsProxy)` is how functions ask whether they must convert."""
 
 
+class ConversionError(Exception):
+    """Nothing raises it: nothing is converted."""
+
+
+JsArray = JsAsyncGenerator = JsAsyncIterable = JsAsyncIterator = JsBuffer = JsCallable = JsDoubleProxy = JsGenerator = (
+    JsProxy
+)
+JsIterable = JsIterator = JsMap = JsMutableMap = JsOnceCallable = JsPromise = JsTypedArray = JsProxy
+
+
 class PyProxy:
     """A value that JavaScript was to call; `destroy` frees nothing here."""
 

@@ -174,7 +174,7 @@ def request_to_scope(
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},  # a send after the client has left raises OSError
         "http_version": "1.1",
-        "method": request.method,
+        "method": str(request.method),
         "scheme": parts.scheme or "http",
         "path": unquote(parts.path) or "/",
         "raw_path": parts.path.encode() or b"/",

@@ -92,6 +92,7 @@ class Body:
         return Blob([await self.bytes()], self.headers.get("content-type", ""))
 
     buffer = array_buffer = arrayBuffer = bytes
+    string = text
     formData = form_data
 
     @property

@@ -1,6 +1,7 @@
 """Blob, File and FormData, and the two byte formats in which forms travel: both are read, and multipart is written."""
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from email.message import Message
 from typing import Any
@@ -12,11 +13,20 @@ Data = bytes  # within Blob, whose method has that name
 class Blob:
     """Bytes with a media type."""
 
-    def __init__(self, parts: Any = (), content_type: str = "", *, type: str = "") -> None:
+    def __init__(
+        self, parts: Any = (), content_type: str | None = None, endings: str | None = None, *, type: str = ""
+    ) -> None:
+        """`endings`: "native" makes every line's end a line feed in texts."""
+        if isinstance(parts, Blob):
+            content_type = content_type or parts.content_type
         if isinstance(parts, (str, bytes, bytearray, memoryview, Blob)):
             parts = [parts]
+        if not isinstance(parts, Iterable):
+            raise TypeError(f"a Blob is made of str, bytes and Blobs, and not of {parts.__class__.__name__}")
+        if endings == "native":
+            parts = [part.replace("\r\n", "\n") if isinstance(part, str) else part for part in parts]
         self._data = b"".join(_bytes_of(part) for part in parts)
-        self.content_type = content_type or type
+        self.content_type: str = content_type or type
 
     @classmethod
     def new(cls, parts: Any = (), options: Any = None) -> "Blob":
@@ -55,13 +65,31 @@ class Blob:
 
 
 class File(Blob):
-    def __init__(self, parts: Any, filename: str, content_type: str = "", *, type: str = "", name: str = "") -> None:
-        super().__init__(parts, content_type, type=type)
+    def __init__(
+        self,
+        parts: Any,
+        filename: str,
+        content_type: str | None = None,
+        endings: str | None = None,
+        last_modified: int | None = None,
+        *,
+        type: str = "",
+        name: str = "",
+    ) -> None:
+        """`last_modified` is in milliseconds; now, or that of the file that this one is made of."""
+        super().__init__(parts, content_type, endings, type=type)
         self.name = filename or name
+        before = parts.last_modified if isinstance(parts, File) else time.time_ns() // 1_000_000
+        self.last_modified: int = before if last_modified is None else last_modified
+
+    @property
+    def lastModified(self) -> int:
+        return self.last_modified
 
     @classmethod
     def new(cls, parts: Any = (), name: Any = "", options: Any = None) -> "File":  # type: ignore[override]  # as in JavaScript
-        return cls(parts, str(name), type=(options or {}).get("type", ""))
+        given = options or {}
+        return cls(parts, str(name), type=given.get("type", ""), last_modified=given.get("lastModified"))
 
 
 class FormData:

@@ -16,8 +16,10 @@ class Headers(MutableMapping[str, Any]):
             self._pairs = list(init._pairs)
         elif init is not None:
             pairs = init.items() if isinstance(init, Mapping) else init
-            for name, value in pairs:
-                self.append(name, value)
+            for pair in pairs if not isinstance(pairs, str) else [pairs]:
+                if isinstance(pair, str) or len(pair) != 2:
+                    raise TypeError(f"headers are a dict, or pairs of a name and a value, and not {str(init)[:80]!r}")
+                self.append(*pair)
 
     @classmethod
     def new(cls, init: HeadersInit = None) -> "Headers":

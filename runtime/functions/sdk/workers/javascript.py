@@ -7,11 +7,13 @@ import asyncio
 import base64
 import hashlib
 import inspect
+import json
+import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from email.utils import format_datetime
 from typing import Any
 
@@ -29,8 +31,9 @@ class Date:
             self._ms = Date.now()
         elif isinstance(value, str):
             self._ms = Date.parse(value)
-        elif isinstance(value, datetime):
-            self._ms = round(value.timestamp() * 1e3)
+        elif isinstance(value, date):
+            moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+            self._ms = round((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1e3)
         else:
             self._ms = int(value)
 
@@ -89,6 +92,28 @@ class Date:
 
     getFullYear, getMonth, getDate, getDay = getUTCFullYear, getUTCMonth, getUTCDate, getUTCDay
     getHours, getMinutes, getSeconds = getUTCHours, getUTCMinutes, getUTCSeconds
+
+
+def json_text(value: Any, where: str, indent: Any = None) -> str:
+    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction. Raises TypeError."""
+
+    def other(item: Any) -> Any:
+        if isinstance(item, (date, Date)):
+            return Date(item).toISOString()
+        raise TypeError(f"{where} has a value of the type {type(item).__name__}, which JSON has not")
+
+    separators = (",", ":") if not indent else (",", ": ")
+    return json.dumps(_numbers(value), separators=separators, ensure_ascii=False, default=other, indent=indent or None)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 1e21 else value
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Uint8Array(bytearray):

@@ -22,7 +22,7 @@ async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
     joint = Joint() if asks_for_socket(request.headers) else None
     if joint is not None:
         stream, further = joint.body, {**further, "websocket": True}
-    sent = (request.method, request.url, headers, whole or b"", stream is not None)
+    sent = (str(request.method), request.url, headers, whole or b"", stream is not None)
     event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=further, within=within)
     return await answered(host.channel().request(event, stream), joint, request.signal)
 

@@ -1,5 +1,6 @@
 """Request: what a function receives, and what it can make for `fetch`."""
 
+from http import HTTPMethod
 from typing import Any
 
 from workers.abort_signal import AbortSignal
@@ -38,7 +39,7 @@ class Request(Body):
         options = options_of(_options(other_options), {**named, **further}, _KNOWN, "a request")
         base = _options(input) if isinstance(input, Request) else {}
         self.url = input.url if isinstance(input, Request) else _with_path(str(input))
-        self.method = str(options.get("method") or base.get("method") or "GET").upper()
+        self.method = method_of(options.get("method") or base.get("method") or "GET")
         self.headers = Headers(options.get("headers", base.get("headers")))
         self.redirect = options.get("redirect") or base.get("redirect") or "follow"
         self.signal = options.get("signal", base.get("signal"))
@@ -67,7 +68,15 @@ class Request(Body):
         return self._whole is not None or self._stream is not None
 
     def __repr__(self) -> str:
-        return f"Request(method={self.method!r}, url={self.url!r})"
+        return f"Request(method={str(self.method)!r}, url={self.url!r})"
+
+
+def method_of(given: Any) -> str:
+    """Return the method, as a member of HTTPMethod where it has one: code compares with either, and asks for `.value`."""
+    method = str(given).upper()
+    if not method or not method.isascii() or any(c <= " " or c in '()<>@,;:\\"/[]?={}' for c in method):
+        raise TypeError(f"{str(given)!r} is no HTTP method")
+    return HTTPMethod.__members__.get(method, method)
 
 
 def _with_path(url: str) -> str:
@@ -93,7 +102,7 @@ def _options(given: Any) -> dict[str, Any]:
 def received(method: str, url: str, headers: list[tuple[str, str]], whole: bytes | None, stream: Any) -> Request:
     """Return a request as it came in: a GET with a body, too, if its client sent one."""
     request = Request(url, headers=headers)
-    request.method = method
+    request.method = HTTPMethod.__members__.get(method, method)
     request._whole = whole or None
     request._stream = None if stream is None else ByteStream(stream)
     return request

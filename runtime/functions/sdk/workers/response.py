@@ -36,8 +36,14 @@ class Response(Body):
         webSocket: Any = None,
         url: str = "",
         redirected: bool = False,
+        encodeBody: str = "automatic",
+        encode_body: str = "automatic",
+        cf: Any = None,
         **further: Any,
     ) -> None:
+        if further:
+            known = "status, status_text, headers, web_socket"
+            raise TypeError(f"a response has no option {next(iter(further))!r}; it has {known}")
         if isinstance(status, bool) or not isinstance(status, int) or not 101 <= status <= 599:
             raise TypeError(f"a response's status is a number from 101 to 599, and not {status!r}")
         self.status = int(status)
@@ -83,6 +89,14 @@ class Response(Body):
     @property
     def webSocket(self) -> Any:
         return self.web_socket
+
+    async def memoryview(self) -> memoryview:
+        return memoryview(await self.bytes())
+
+    def raise_for_status(self) -> None:
+        """Raise OSError where the status is an error's, as Pyodide's responses do."""
+        if self.status >= 400:
+            raise OSError(f"{self.status} {self.status_text} for url: {self.url}")
 
     def clone(self) -> "Response":
         shared = self._shared_with_clone()

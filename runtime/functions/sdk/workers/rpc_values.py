@@ -56,7 +56,7 @@ def _packer(session: Exporter) -> Packer:
                 }
             }
         if isinstance(value, Request):
-            told = {"method": value.method, "url": value.url, "headers": _pairs(value.headers)}
+            told = {"method": str(value.method), "url": value.url, "headers": _pairs(value.headers)}
             cf = pack(value.cf, f"{where}.cf")
             return {REQUEST: {**told, "redirect": value.redirect, "cf": cf, **_body(value, session)}}
         if isinstance(value, Blob):

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from workers import host
-from workers.bindings.face import Items, Named, Record, as_record, options_of
+from workers.bindings.face import Items, Named, Record, as_record, key_of, options_of
+from workers.javascript import Date
 from workers.values import pack, unpack
 
 STORAGE = "@objects"
@@ -116,17 +117,15 @@ class Keys:
     def get(self, key: Any) -> Any:
         keys = _keys(key)
         found = self._asker.ask("get", keys=keys)
-        return unpack(found.get(key)) if isinstance(key, str) else _unpacked(found)
+        return _unpacked(found) if _are_several(key) else unpack(found.get(keys[0]))
 
     def put(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str) and not isinstance(key, Mapping):
-            raise TypeError(f"put takes a key and a value, or a dict of them, and not {type(key).__name__}")
-        entries = {key: value} if isinstance(key, str) else dict(key)
+        entries = dict(key) if isinstance(key, Mapping) else {key_of(key, "storage.put"): value}
         self._asker.write("put", entries={name: pack(each, f"the value of {name!r}") for name, each in entries.items()})
 
     def delete(self, key: Any) -> Any:
         count = self._asker.write("delete", keys=_keys(key))
-        return bool(count) if isinstance(key, str) else count
+        return count if _are_several(key) else bool(count)
 
     def list(self, options: Any, named: Mapping[str, Any]) -> Record:
         given = options_of(options, named, LIST_OPTIONS + IGNORED, "list")
@@ -199,7 +198,11 @@ class Sql(Named):
         self._asker = asker
 
     def exec(self, query: str, *bindings: Any) -> SqlCursor:
-        given = [bytes(value) if isinstance(value, (bytearray, memoryview)) else value for value in bindings]
+        for value in bindings:
+            if value is not None and not isinstance(value, (bool, int, float, str, bytes, bytearray, memoryview)):
+                kind = type(value).__name__
+                raise TypeError(f"sql.exec cannot bind {kind}; bind None, bool, int, float, str or bytes")
+        given = list(bindings)
         send = self._asker.ask if _only_reads(query) else self._asker.write
         return SqlCursor(send("sql", sql=query, parameters=given))
 
@@ -239,8 +242,12 @@ class Storage(Named):
 
     def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:
         """Set the alarm: milliseconds, or a datetime."""
-        is_time = isinstance(scheduled_time, datetime)
-        at_ms = int(scheduled_time.timestamp() * 1000) if is_time else int(scheduled_time)
+        if isinstance(scheduled_time, datetime):
+            scheduled_time = scheduled_time.timestamp() * 1000
+        if not isinstance(scheduled_time, (int, float, Date)):
+            kind = type(scheduled_time).__name__
+            raise TypeError(f"setAlarm takes milliseconds since 1970, a datetime or a Date, and not {kind}")
+        at_ms = int(scheduled_time)
         return self._do(lambda: self._asker.write("set_alarm", at_ms=max(0, at_ms)))
 
     def delete_alarm(self, options: Any = None) -> Awaitable[None]:
@@ -329,12 +336,14 @@ def _unpacked(entries: Mapping[str, Any]) -> Record:
     return Record({key: unpack(value) for key, value in entries.items()})
 
 
+def _are_several(key: Any) -> bool:
+    return isinstance(key, Iterable) and not isinstance(key, (str, bytes, Mapping))
+
+
 def _keys(key: Any) -> list[str]:
-    if isinstance(key, str):
-        return [key]
-    if isinstance(key, Iterable) and not isinstance(key, (bytes, Mapping)):
-        return [str(each) for each in key]
-    raise TypeError(f"a key is a str or a list of them, and not {type(key).__name__}")
+    if _are_several(key):
+        return [key_of(each, "storage") for each in key]
+    return [key_of(key, "storage")]
 
 
 def _only_reads(query: str) -> bool:

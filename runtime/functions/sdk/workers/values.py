@@ -11,6 +11,7 @@ from typing import Any
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import SCALARS, scalar
 from workers.bindings.face import Buffer, Items, Record
+from workers.javascript import Date
 from workers.trouble import remote_error
 
 DATE, SET, PAIRS, ERROR = "$date", "$set", "$pairs", "$error"
@@ -42,6 +43,8 @@ def pack(value: Any, where: str, further: Packer = lambda value, where: None, kn
             return found
         if isinstance(value, Mapping):
             return packed_dict(value, where)
+        if isinstance(value, Date):
+            value = value.to_py()
         if isinstance(value, date):  # a datetime is one
             return {DATE: value.isoformat()}
         if isinstance(value, Exception):

@@ -60,7 +60,7 @@ def build_environ(request: Request, body: bytes, env: Any = None) -> dict[str, A
     """Return the environment of a request, as PEP 3333 has it."""
     parts = urlsplit(request.url)
     environ = {
-        "REQUEST_METHOD": request.method,
+        "REQUEST_METHOD": str(request.method),
         "SCRIPT_NAME": "",
         "PATH_INFO": unquote_to_bytes(parts.path or "/").decode("latin-1"),
         "QUERY_STRING": parts.query,

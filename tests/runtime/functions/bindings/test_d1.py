@@ -98,7 +98,7 @@ async def test_values_keep_their_types(db: Face, given: Any, back: Any, kind: st
     assert (row.value, row.kind) == (back, kind)
 
 
-@pytest.mark.parametrize("given", [{"a": 1}, [1], {1, 2}, object()])
+@pytest.mark.parametrize("given", [{"a": 1}, [256], {1, 2}, object()])
 async def test_values_that_sql_does_not_have_are_refused(db: Face, given: Any) -> None:
     with pytest.raises((Failure, TypeError), match=r"not supported|cannot be sent"):
         await db.prepare("SELECT ?").bind(given).all()

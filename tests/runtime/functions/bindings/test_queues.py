@@ -196,7 +196,6 @@ async def test_a_function_cannot_delay_or_acknowledge_nonsense(wire: Wire, tmp_p
         ([], "1 to 100 messages"),
         ([{"body": 1, "delaySeconds": -1}], "delay_seconds"),
         ([{"body": 1, "delaySeconds": 43_201}], "delay_seconds"),
-        ([{"body": 1, "contentType": "xml"}], "content_type"),
     ],
 )
 async def test_messages_beyond_the_limits_are_refused_whole(
@@ -210,7 +209,7 @@ async def test_messages_beyond_the_limits_are_refused_whole(
 
 async def test_what_cannot_be_sent_is_named(wire: Wire) -> None:
     send = (await wire(QUEUE)).env["QUEUE"]
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match="of the type set, which JSON has not"):
         await send.send({1, 2})
     with pytest.raises(TypeError, match="is a str, not int"):
         await send.send(5, contentType="text")

@@ -287,7 +287,7 @@ async def test_metadata_beyond_its_limit_is_refused(wire: Wire) -> None:
     with pytest.raises(Failure, match=r"\(10012\)"):
         await bucket.put("k", "x", customMetadata={"a": "x" * 8192})
     with pytest.raises(TypeError, match="must be a str"):
-        await bucket.put("k", "x", customMetadata={"a": 1})
+        await bucket.put("k", "x", customMetadata={"a": None})
     with pytest.raises(TypeError, match="did you mean 'content_type'"):
         await bucket.put("k", "x", httpMetadata={"contentTyp": "text/plain"})
 

@@ -438,7 +438,7 @@ class Counter(DurableObject):
 class Default(WorkerEntrypoint):
     async def fetch(self, request):
         ns, found = self.env.COUNTER, []
-        for work in (lambda: ns.idFromString("12"), lambda: ns.get("name"), lambda: ns.idFromName(5), lambda: self.env.GONE.getByName("x").probe(),
+        for work in (lambda: ns.idFromString("12"), lambda: ns.get("name"), lambda: ns.idFromName(None), lambda: self.env.GONE.getByName("x").probe(),
                      lambda: ns.getByName("x").alarm(), lambda: ns.getByName("x").missing(), lambda: ns.getByName("x").fetch("http://x/")):
             try:
                 value = work()
@@ -457,7 +457,7 @@ class Default(WorkerEntrypoint):
         found, same, one = await ask(served, "/")
         assert (same, one) == (True, 1)
         for sentence, text in zip(
-            ("64 hexadecimal digits", "takes an id", "is a str, not int", "no `class Gone(DurableObject)`", "no method 'alarm'",
+            ("64 hexadecimal digits", "takes an id", "is a str, and not NoneType", "no `class Gone(DurableObject)`", "no method 'alarm'",
              "no method 'missing'", "has no fetch method"),
             found, strict=True,
         ):  # fmt: skip

@@ -415,6 +415,6 @@ return Response.json([Uint8Array.new(digest).to_bytes().hex()[:8], len(random), 
 
 
 async def test_what_javascript_has_and_nobody_offers_here_is_refused_by_name(served: Served) -> None:
-    served.add(default("from js import caches"))
-    with pytest.raises(Fault, match=r"js\.caches is not offered"):
+    served.add(default("from js import Intl"))
+    with pytest.raises(Fault, match=r"js\.Intl is not offered"):
         await served.ask()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from runtime.functions.channel import Failure
 from workers.bindings.face import Channel, Face, Items, Record, as_record, options_of
 
 
@@ -86,6 +87,12 @@ class D1Session(D1Database):
 
 
 def _bound(value: Any) -> Any:
+    """Return a value that SQL takes. Raises D1_TYPE_ERROR."""
+    if isinstance(value, list) and all(type(item) is int and 0 <= item <= 255 for item in value):
+        return bytes(value)  # a BLOB as it is read
+    if value is not None and not isinstance(value, (bool, int, float, str, bytes, bytearray, memoryview)):
+        sentence = f"Type {type(value).__name__!r} not supported for value {str(value)[:100]!r}"
+        raise Failure(f"D1_TYPE_ERROR: {sentence}; bind None, bool, int, float, str or bytes", name="TypeError")
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 

@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from typing import Any
 
-from workers.bindings.face import Channel, Face, Named
+from workers.bindings.face import Channel, Face, Named, key_of, options_of
 from workers.bindings.service import fetched, remote_method
 
 PLAIN_DIGITS = 48  # of 64; the others tell an id from any other text
@@ -60,11 +60,11 @@ class DurableObjectStub:
 class DurableObjectNamespace(Face):
     def id_from_name(self, name: str) -> DurableObjectId:
         """Return the id of a name, always the same."""
-        if not isinstance(name, str):
-            raise TypeError(f"the name of an object is a str, not {type(name).__name__}")
+        name = key_of(name, "idFromName")
         return DurableObjectId(id_of_name(name), name)
 
-    def new_unique_id(self, options: Any = None) -> DurableObjectId:
+    def new_unique_id(self, options: Any = None, **named: Any) -> DurableObjectId:
+        options_of(options, named, ("jurisdiction",), "newUniqueId")
         plain = secrets.token_hex(PLAIN_DIGITS // 2)
         return DurableObjectId(plain + _check(plain))
 
@@ -74,14 +74,15 @@ class DurableObjectNamespace(Face):
             raise TypeError("Invalid Durable Object ID: it is 64 hexadecimal digits, as an id's string has them")
         return DurableObjectId(text)
 
-    def get(self, id: Any, options: Any = None) -> DurableObjectStub:
+    def get(self, id: Any, options: Any = None, **named: Any) -> DurableObjectStub:
         """Return the object's stub; nothing is started before it is called."""
+        options_of(options, named, ("location_hint", "routing_mode"), "get of a Durable Object")
         if not isinstance(id, DurableObjectId):
             raise TypeError(f"get takes an id, from idFromName or the like, and not {type(id).__name__}")
         return DurableObjectStub(self._channel, self._name, id)
 
-    def get_by_name(self, name: str, options: Any = None) -> DurableObjectStub:
-        return self.get(self.id_from_name(name))
+    def get_by_name(self, name: str, options: Any = None, **named: Any) -> DurableObjectStub:
+        return self.get(self.id_from_name(name), options, **named)
 
     def jurisdiction(self, name: Any) -> "DurableObjectNamespace":
         """Return the namespace itself: there is one place for objects, the site."""

@@ -147,6 +147,15 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])([A-Z])|(?<=[A-Z])([A-Z])(?=[a-z])", r"_\1\2", name).lower()
 
 
+def key_of(key: Any, where: str) -> str:
+    """Return a key; a number is its text, as on the platform."""
+    if isinstance(key, (int, float)) and not isinstance(key, bool):
+        return str(int(key) if float(key).is_integer() else key)
+    if not isinstance(key, str):
+        raise TypeError(f"{where} takes a key that is a str, and not {type(key).__name__}")
+    return str(key)
+
+
 def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
     """Read options from a dict (or an object with attributes' names as keys) and from keyword arguments, in snake_case.
 

@@ -4,26 +4,27 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from workers.bindings.face import Buffer, Face, Items, Record, as_record, body_of, options_of
+from workers.bindings.face import Buffer, Face, Items, Record, as_record, body_of, key_of, options_of
+from workers.javascript import json_text
 from workers.streams import ByteStream
 
 _TYPES = ("text", "json", "arrayBuffer", "stream")
 
 
 class KVNamespace(Face):
-    async def get(self, key: str | Iterable[str], options: Any = None, **named: Any) -> Any:
+    async def get(self, key: Any, options: Any = None, **named: Any) -> Any:
         """Return the value, None where there is none; of several keys, a dict."""
         kind, cache_ttl = self._kind(options, named)
-        if not isinstance(key, str):
+        if _are_several(key):
             found = await self._many(key, kind, cache_ttl)
             return Record({name: None if entry is None else entry[0] for name, entry in found.items()})
-        return (await self._one(key, kind, cache_ttl))["value"]
+        return (await self._one(key_of(key, "KV get"), kind, cache_ttl))["value"]
 
-    async def get_with_metadata(self, key: str | Iterable[str], options: Any = None, **named: Any) -> Any:
+    async def get_with_metadata(self, key: Any, options: Any = None, **named: Any) -> Any:
         """Return {value, metadata, cacheStatus}, each None where there is none; of several keys, a dict of them."""
         kind, cache_ttl = self._kind(options, named)
-        if isinstance(key, str):
-            return await self._one(key, kind, cache_ttl)
+        if not _are_several(key):
+            return await self._one(key_of(key, "KV getWithMetadata"), kind, cache_ttl)
         found = await self._many(key, kind, cache_ttl)
         return Record(
             {
@@ -35,15 +36,15 @@ class KVNamespace(Face):
     async def put(self, key: str, value: Any, options: Any = None, **named: Any) -> None:
         given = options_of(options, named, ("expiration", "expiration_ttl", "metadata"), "KV put")
         if given.get("metadata") is not None:
-            given["metadata"] = json.dumps(given["metadata"], separators=(",", ":"), ensure_ascii=False)
+            given["metadata"] = json_text(given["metadata"], "KV put: the metadata")
         for number in ("expiration", "expiration_ttl"):
             if number in given:
                 given[number] = int(given[number])
         whole, stream = body_of(value, "KV put")
-        await self._begin("put", stream, key=key, value=whole, **given)
+        await self._begin("put", stream, key=key_of(key, "KV put"), value=whole, **given)
 
     async def delete(self, key: str) -> None:
-        await self._call("delete", key=key)
+        await self._call("delete", key=key_of(key, "KV delete"))
 
     async def list(self, options: Any = None, **named: Any) -> Any:
         """List keys: {keys: [{name, expiration, metadata}], list_complete, cursor}"""
@@ -70,7 +71,7 @@ class KVNamespace(Face):
         entry = answer.value
         if not entry["found"]:
             return _with_metadata(None, None)
-        value = ByteStream(answer.body) if kind == "stream" else _decoded(entry["value"], kind)
+        value = ByteStream(answer.body) if kind == "stream" else _decoded(entry["value"], kind, key)
         return _with_metadata(value, entry["metadata"])
 
     async def _many(
@@ -78,10 +79,10 @@ class KVNamespace(Face):
     ) -> dict[str, tuple[Any, str | None] | None]:
         if kind not in ("text", "json"):
             raise TypeError(f"KV get of several keys has the types text and json, not {kind}")
-        names = list(keys)
+        names = [key_of(key, "KV get") for key in keys]
         entries = await self._call("get_many", keys=names, cache_ttl=cache_ttl)
         return {
-            name: None if entry is None else (_decoded(entry[0], kind), entry[1])
+            name: None if entry is None else (_decoded(entry[0], kind, name), entry[1])
             for name, entry in zip(names, entries, strict=True)
         }
 
@@ -103,10 +104,17 @@ class _Keys(Items):
         return self._names()
 
 
-def _decoded(value: bytes, kind: str) -> Any:
+def _are_several(key: Any) -> bool:
+    return not isinstance(key, (str, bytes)) and isinstance(key, Iterable)
+
+
+def _decoded(value: bytes, kind: str, key: str) -> Any:
     if kind == "text":
         return value.decode(errors="replace")
-    return as_record(json.loads(value)) if kind == "json" else Buffer(value)
+    try:
+        return as_record(json.loads(value)) if kind == "json" else Buffer(value)
+    except ValueError as error:
+        raise ValueError(f"KV get: the value of {key!r} is no JSON: {error}") from None
 
 
 def _with_metadata(value: Any, metadata: str | None) -> Record:

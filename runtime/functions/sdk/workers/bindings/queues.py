@@ -5,7 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from workers.bindings.face import Face, options_of
+from workers.javascript import json_text
 from workers.values import pack
+
+_CONTENT_TYPES = ("json", "text", "bytes", "v8")
 
 
 class Queue(Face):
@@ -28,8 +31,10 @@ class Queue(Face):
 
 def _message(body: Any, options: dict[str, Any]) -> dict[str, Any]:
     kind = options.get("content_type", "json")
+    if kind not in _CONTENT_TYPES:
+        raise TypeError(f"a message's content type is one of {', '.join(_CONTENT_TYPES)}, and not {kind!r}")
     if kind == "json":
-        body = json.loads(json.dumps(body))  # a TypeError names what JSON does not have
+        body = json.loads(json_text(body, "the message's body (of the content type json; bytes and v8 take others)"))
     elif kind == "text" and not isinstance(body, str):
         raise TypeError(f"a message of the content type text is a str, not {type(body).__name__}")
     elif kind == "bytes":

@@ -12,10 +12,12 @@ from workers.bindings.face import (
     Named,
     Record,
     body_of,
+    key_of,
     options_of,
     snake_case,
 )
 from workers.forms import Blob
+from workers.javascript import json_text
 from workers.streams import ByteStream
 
 _HTTP = {
@@ -112,13 +114,15 @@ class R2MultipartUpload(Named):
 
 class R2Bucket(Face):
     async def head(self, key: str) -> R2Object | None:
-        value = await self._call("head", key=key)
+        value = await self._call("head", key=key_of(key, "R2 head"))
         return None if value is None else R2Object(value)
 
     async def get(self, key: str, options: Any = None, **named: Any) -> R2Object | None:
         """Return an object with a body; without one where a condition fails; None where there is no object."""
         given = options_of(options, named, ("only_if", "range"), "R2 get")
-        answer = await self._begin("get", key=key, only_if=_conditions(given), range=_range(given.get("range")))
+        answer = await self._begin(
+            "get", key=key_of(key, "R2 get"), only_if=_conditions(given), range=_range(given.get("range"))
+        )
         if answer.value is None:
             return None
         if answer.body is None:
@@ -128,14 +132,14 @@ class R2Bucket(Face):
     async def put(self, key: str, value: Any, options: Any = None, **named: Any) -> R2Object | None:
         """Put an object; None where a condition fails."""
         given = options_of(options, named, (*_DETAILS, *_DIGESTS, "only_if"), "R2 put")
-        digests = [(name, _digest(given[name])) for name in _DIGESTS if name in given]
+        digests = [(name, _digest(name, given[name])) for name in _DIGESTS if name in given]
         if len(digests) > 1:
             raise TypeError("R2 put: You cannot specify multiple hashing algorithms.")
         whole, stream = _content(value, "R2 put")
         answer = await self._begin(
             "put",
             stream,
-            key=key,
+            key=key_of(key, "R2 put"),
             value=whole,
             only_if=_conditions(given),
             details=_details(given),
@@ -144,7 +148,8 @@ class R2Bucket(Face):
         return None if answer.value is None else R2Object(answer.value)
 
     async def delete(self, keys: str | Iterable[str]) -> None:
-        await self._call("delete", keys=[keys] if isinstance(keys, str) else list(keys))
+        several = isinstance(keys, Iterable) and not isinstance(keys, (str, bytes))
+        await self._call("delete", keys=[key_of(key, "R2 delete") for key in (keys if several else [keys])])
 
     async def list(self, options: Any = None, **named: Any) -> Record:
         known = ("limit", "prefix", "cursor", "delimiter", "start_after", "include")
@@ -187,9 +192,7 @@ def _details(given: Mapping[str, Any]) -> dict[str, Any]:
     metadata = options_of(http, {}, tuple(_HTTP), "R2 httpMetadata")
     if (expiry := metadata.pop("cache_expiry", None)) is not None:
         metadata["cache_expiry_ms"] = int(_milliseconds(expiry))
-    custom = dict(given.get("custom_metadata") or {})
-    if bad := [name for name, value in custom.items() if not isinstance(value, str)]:
-        raise TypeError(f"R2 customMetadata: the value of {bad[0]!r} must be a str")
+    custom = {str(name): _text(name, value) for name, value in dict(given.get("custom_metadata") or {}).items()}
     details: dict[str, Any] = {"http_metadata": metadata, "custom_metadata": custom}
     if "storage_class" in given:
         details["storage_class"] = given["storage_class"]
@@ -255,8 +258,18 @@ def _are_headers(value: Any) -> bool:
     return value is not None and type(value).__name__ == "Headers"
 
 
-def _digest(value: Any) -> bytes:
-    return bytes.fromhex(value) if isinstance(value, str) else bytes(value)
+def _text(name: Any, value: Any) -> str:
+    """Return a value of the metadata as text, as JavaScript writes numbers and truth."""
+    if not isinstance(value, (str, int, float)):
+        raise TypeError(f"R2 customMetadata: the value of {name!r} must be a str, and not {type(value).__name__}")
+    return value if isinstance(value, str) else json_text(value, "R2 customMetadata")
+
+
+def _digest(name: str, value: Any) -> bytes:
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else bytes(value)
+    except ValueError:
+        raise TypeError(f"R2 put: {name} is bytes or their hexadecimal digits, and not {str(value)[:80]!r}") from None
 
 
 def _milliseconds(value: Any) -> float:

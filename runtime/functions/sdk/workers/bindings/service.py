@@ -57,7 +57,7 @@ async def fetched(
     request = resource if is_whole else Request(resource, options, **named)
     whole, stream = request.taken()
     sent = {
-        "method": request.method,
+        "method": str(request.method),
         "url": request.url,
         "headers": [list(pair) for pair in request.headers.multi_items()],
         "body": whole or b"",

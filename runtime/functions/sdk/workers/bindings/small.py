@@ -6,12 +6,34 @@ from urllib.parse import unquote, urlsplit
 from workers.bindings.face import Face, Named, options_of
 from workers.entrypoint import wait_until
 
+_COLUMNS: dict[str, tuple[int, tuple[type, ...], str]] = {
+    "blobs": (20, (str, bytes), "str and bytes"),
+    "doubles": (20, (int, float), "numbers"),
+    "indexes": (1, (str, bytes), "str and bytes"),
+}
+
 
 class AnalyticsEngine(Face):
     def write_data_point(self, point: Any = None, **named: Any) -> None:
         """Write `blobs`, `doubles` and `indexes`. Returns at once; the point is written behind the response."""
-        given = options_of(point, named, ("blobs", "doubles", "indexes"), "writeDataPoint")
-        wait_until(self._call("write", **{name: list(values) for name, values in given.items()}))
+        given = options_of(point, named, tuple(_COLUMNS), "writeDataPoint")
+        for name, values in given.items():
+            most, kinds, said = _COLUMNS[name]
+            if not isinstance(values, (list, tuple)):
+                raise TypeError(f"writeDataPoint: {name} is a list, and not {type(values).__name__}")
+            if len(values) > most:
+                raise TypeError(f"writeDataPoint: {name} has at most {most} values, and not {len(values)}")
+            if bad := [value for value in values if value is not None and not isinstance(value, kinds)]:
+                raise TypeError(f"writeDataPoint: {name} has {said}, and not {type(bad[0]).__name__}")
+        texts: dict[str, Any] = {
+            name: [_as_text(value) for value in given[name]] for name in ("blobs", "indexes") if name in given
+        }
+        given.update(texts)
+        wait_until(self._call("write", **given))
+
+
+def _as_text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 class StoredSecret(Face):
