@@ -66,7 +66,7 @@ _FURTHER_TESTS = {
     "engine/step.py": "engine/test_batch engine/test_engine engine/test_preparation engine/test_schedules",
     "engine/token_counts.py": "engine/test_penalties",
     "engine/validation.py": "engine/test_engine",
-    "kernels/lossless.py": "kernels/test_bad_input",
+    "kernels/lossless.py": "kernels/test_spoilt_calls",
     "kernels/lossless_speed.py": "engine/test_lossless_weights",
     "kernels/sampling_batch.py": "kernels/test_sample",
     "runtime/engines/assignments.py": "runtime/test_dispatch",

@@ -15,7 +15,7 @@ from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, 
 from tests.edge_router.raw import status_of, wire
 from wire.continuation import RESUME_POINTS
 from wire.errors import ERRORS
-from wire.sse import Event, EventDecoder, SSEError
+from wire.sse import EventDecoder
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PIECES = st.lists(
@@ -36,34 +36,6 @@ CUTS = st.lists(st.integers(0, 400), max_size=8)
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     bounds = sorted({0, len(data), *(min(i, len(data)) for i in at)})
     return [data[a:b] for a, b in pairwise(bounds)]
-
-
-def decoded(parts: list[bytes]) -> tuple[list[Event], int]:
-    decoder = EventDecoder()
-    events = [event for part in parts for event in decoder.feed(part)]
-    return events, decoder.pending_bytes
-
-
-@settings(FEW, max_examples=300)
-@given(PIECES, CUTS)
-def test_the_decoder_gives_the_same_events_however_the_bytes_are_cut(pieces: list[bytes], at: list[int]) -> None:
-    data = b"".join(pieces)
-    whole, left = decoded([data])
-    assert decoded(cut(data, at)) == (whole, left)
-    assert decoded([data[i : i + 1] for i in range(len(data))]) == (whole, left) or len(data) > 2000
-    kept = b"".join(event.raw for event in whole)
-    assert data.removeprefix(b"\xef\xbb\xbf").startswith(kept)
-
-
-@settings(FEW, max_examples=20)
-@given(st.integers(100, 5000), st.integers(1, 700))
-def test_an_event_without_end_is_given_up_at_the_limit_and_never_held_beyond_it(limit: int, step: int) -> None:
-    decoder = EventDecoder(limit)
-    for _ in range(limit // step):
-        assert decoder.feed(b"x" * step) == []
-        assert decoder.pending_bytes <= limit
-    with pytest.raises(SSEError, match=f"more than {limit} bytes"):
-        decoder.feed(b"x" * step)
 
 
 @settings(FEW, max_examples=200)

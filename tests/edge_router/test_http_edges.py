@@ -4,7 +4,6 @@ import asyncio
 import io
 import socket
 import threading
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from edge_router.request import AT_ONCE_BYTES, RequestParser
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
-from wire.http.server import REFUSED_AT_ONCE
 
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"ember","stream":true,"messages":[]}'
@@ -156,29 +154,6 @@ async def test_connections_of_one_address_are_limited() -> None:
             assert b"retry-after: 1" in heard
 
 
-async def test_a_flood_of_connections_beyond_the_limit_keeps_no_descriptors() -> None:
-    door = {"max_connections_per_client": 3}
-    async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
-        await running.http.close()
-        async with asyncio.timeout(10), AsyncExitStack() as stack:
-            await running.until(lambda: not running.server.connections)
-            host, port = running.url.removeprefix("http://").split(":")
-            for _ in range(100):
-                stack.enter_context(socket.create_connection((host, int(port))))
-            await running.until(lambda: running.server.cut["closed"] == 100 - 3 - REFUSED_AT_ONCE)
-            await running.until(lambda: len(running.server.connections) <= 3 + REFUSED_AT_ONCE)
-
-
-async def test_pipelined_requests_are_answered_in_their_order() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = answer(200, {"number": 1})
-        last = post(CHAT, b'{"model":"ember"}', "connection: close")
-        await client.say(post(CHAT, b'{"model":"ember"}') + b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" + last)
-        heard = await client.hear_all()
-        assert heard.count(b"HTTP/1.1 200 OK") == 3
-        assert heard.index(b'"number": 1') < heard.index(b'"live":true') < heard.rindex(b'"number": 1')
-
-
 async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = hang
@@ -186,25 +161,6 @@ async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
         await client.hear_all()  # it ends
         async with asyncio.timeout(5):
             await running.until(lambda: fakes[0].active == 0)
-
-
-async def test_an_old_client_without_chunks_gets_its_stream_by_the_connections_end() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = stream_of(3)
-        await client.say(post(CHAT, STREAM).replace(b"HTTP/1.1", b"HTTP/1.0"))
-        head, _, body = (await client.hear_all()).partition(b"\r\n\r\n")
-        assert b"transfer-encoding" not in head
-        assert body == b"".join(event(i) for i in range(3)) + DONE
-
-
-async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = answer(200, {})
-        head, body = post(CHAT, b'{"model":"ember"}', "expect: 100-continue", "connection: close").split(b"\r\n\r\n")
-        await client.say(head + b"\r\n\r\n")
-        assert status_of(await client.hear_until(b"\r\n\r\n")) == 100
-        await client.say(body)
-        assert status_of(await client.hear_all()) == 200
 
 
 async def test_the_trace_goes_on_to_the_site_and_hop_by_hop_headers_do_not() -> None:

@@ -17,32 +17,30 @@ ROWS = [1, 2, 3, 4, 5, 16, 33, 50, 131]  # from 33 on vectors run along them: on
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_is_the_product_and_the_bias(
-    rows: int, outputs: int, inputs: int, has_bias: bool, dtype: torch.dtype, ratio: float
-) -> None:
-    x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
-    bias = torch.randn(outputs).to(dtype) if has_bias else None
-    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    actual = linear(x, weight, bias)
-    assert actual.dtype == dtype
-    assert_close("product", expected, actual, ratio)
+def test_linear_is_the_product_and_the_bias(outputs: int, inputs: int, dtype: torch.dtype, ratio: float) -> None:
+    weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).to(dtype)
+        for given in (None, bias):
+            expected = F.linear(x.double(), weight.double(), None if given is None else given.double())
+            actual = linear(x, weight, given)
+            assert actual.dtype == dtype
+            assert_close(f"product of {rows} rows", expected, actual, ratio)
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-@pytest.mark.parametrize("rows", [1, 3, 16, 93])
 @pytest.mark.parametrize("activation", [silu_and_mul, gelu_tanh_and_mul, lambda x: clamped_swiglu(x, 1.7, 7.0)])
 def test_a_gated_product_is_its_steps_one_by_one(
-    rows: int, outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
+    outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
 ) -> None:
-    x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype)
-    bias = torch.randn(2 * outputs).to(dtype)
-    expected = activation(F.linear(x.cpu().double(), weight.cpu().double(), bias.cpu().double())).to(x.device)
+    weight, bias = (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype), torch.randn(2 * outputs).to(dtype)
     # With one output, errors of gate and up are those of sums that may cancel: they weigh more than where many outputs are averaged.
     tolerance = (4 if outputs > 1 else 40) * ratio
-    assert_close("gated", expected, gated_linear(x, weight, bias, activation), tolerance)
+    for rows in (1, 3, 16, 93):
+        x = torch.randn(rows, inputs).to(dtype)
+        expected = activation(F.linear(x.cpu().double(), weight.cpu().double(), bias.cpu().double())).to(x.device)
+        assert_close(f"gated, {rows} rows", expected, gated_linear(x, weight, bias, activation), tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from kernels.catalogue import attention as catalogue
 from kernels.catalogue.paged import Heads, gathered, paged, varlen
 from kernels.mla import mla_decode, mla_prefill
 from tests.closeness import assert_close
@@ -37,15 +36,6 @@ def test_projecting_queries_down_is_projecting_keys_and_values_up(
         assert_close("values", torch.einsum("htc,chv->thv", weights, v), got, 1e-5)
 
 
-@pytest.mark.parametrize("case", catalogue.MLA_DECODE.cases[1:], ids=lambda case: case.name)
-def test_a_decode_is_a_prompt_of_one_token(case: catalogue.Case) -> None:
-    given = case.make(torch.float32)
-    lens = tuple(given["context_lens"].tolist())
-    batch = varlen(given["block_tables"], (1,) * len(lens), lens)
-    expected = mla_prefill(given["q_latent"], given["q_rotary"], given["cache"], batch, given["scale"])
-    assert_close("decoded", expected, mla_decode(**given), 1e-6)
-
-
 def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None:
     """One key that a query asks for outweighs all others, wherever it lies; the block behind the last token holds a louder one."""
     length, block = (1 << 18) - 5, 16
@@ -63,15 +53,3 @@ def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None
     lens = torch.tensor([length])
     decoded = mla_decode(q_latent[3:], q_rotary[3:], cache, tables, lens, length, 1.0)
     assert_close("decoded", 100 * q_latent[3:], decoded, 1e-5)
-
-
-def test_a_prompt_in_chunks_is_a_whole_prompt() -> None:
-    cache, _, tables, _ = paged((40,), Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
-    q_latent, q_rotary = torch.randn(40, HEADS, LATENT), torch.randn(40, HEADS, ROTARY)
-
-    def attend(first: int, end: int) -> torch.Tensor:
-        return mla_prefill(
-            q_latent[first:end], q_rotary[first:end], cache.squeeze(2), varlen(tables, (end - first,), (end,)), 0.2
-        )
-
-    assert_close("chunked", attend(0, 40), torch.cat((attend(0, 7), attend(7, 8), attend(8, 40))), 1e-6)

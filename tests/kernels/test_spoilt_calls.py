@@ -5,7 +5,8 @@ An index beyond the end lies on the device: what only that can tell is refused i
 ends its process's use of it, or spoils what others wrote.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 import pytest
@@ -13,9 +14,17 @@ import torch
 from torch import Tensor
 
 from kernels import checks
-from kernels.catalogue import OPERATIONS
-from kernels.catalogue.operation import Arguments, Operation, copied, in_double, tensors
+from kernels.activation import silu_and_mul
+from kernels.attention_rule import AttentionRule
+from kernels.catalogue import OPERATIONS, attention
+from kernels.catalogue.matrices import E2M1
+from kernels.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
 from kernels.checks import ArgumentError
+from kernels.decode_attention import decode_attention
+from kernels.linear import gated_linear, linear, logits
+from kernels.logprobs import token_ranks
+from kernels.mxfp4 import unpack_mxfp4
+from kernels.prefill_attention import prefill_attention
 from kernels.weight import Weight
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
@@ -24,6 +33,52 @@ from tests.kernels.conftest import DEVICE
 def storage_type(operation: Operation) -> torch.dtype:
     return torch.float32 if torch.float32 in operation.dtypes else operation.dtypes[0]
 
+
+def undeclared(
+    function: Callable[..., object], reference: Callable[..., object], make: Callable[[], Arguments], **more: object
+) -> Operation:
+    """A function of the kernels that is no operation of the catalogue, since it has no Triton form or takes another's."""
+    case, name = Case("ordinary", lambda dtype: make()), function.__name__
+    return Operation(name, function, reference, 30.0, (case,), (), lambda _: Cost(0), (torch.float32,), **more)  # type: ignore[arg-type]
+
+
+def unpacked(blocks: Tensor, scales: Tensor, into: Tensor) -> None:
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()
+    values = torch.tensor(E2M1, dtype=torch.float64)[codes & 7] * (1 - 2 * (codes >> 3))
+    into.copy_((values * 2.0 ** (scales.double() - 127)[..., None]).view(into.shape))
+
+
+FURTHER = [
+    undeclared(
+        gated_linear,
+        lambda x, weight, bias, activation: activation(x @ weight.T + bias),
+        lambda: {"x": torch.randn(3, 12), "weight": torch.randn(10, 12), "bias": torch.randn(10), "activation": silu_and_mul},
+    ),
+    undeclared(
+        logits,
+        lambda hidden, weight: hidden @ weight.T,
+        lambda: {"hidden": torch.randn(3, 12), "weight": torch.randn(10, 12)},
+    ),
+    undeclared(
+        unpack_mxfp4,
+        unpacked,
+        lambda: {
+            "blocks": torch.randint(256, (3, 2, 16)).byte(), "scales": torch.randint(120, 130, (3, 2)).byte(), "into": torch.zeros(3, 64),
+        },
+        changes=("into",),
+    ),
+    undeclared(
+        token_ranks,
+        lambda logits, token_ids: (logits > logits.gather(1, token_ids[:, None])).sum(1) + 1,
+        lambda: {"logits": torch.randn(3, 40), "token_ids": torch.randint(40, (3,))},
+    ),
+]  # fmt: skip
+ALL = [*OPERATIONS, *FURTHER]
+# Numbers that say where something lies.
+INDICES = {
+    "slot_mapping", "block_tables", "context_lens", "batch.block_tables", "batch.context_lens", "expert_ids", "places", "rows", "token_ids",
+    "entries.rows", "entries.token_ids",
+}  # fmt: skip
 
 # What no one can tell from a call that was meant so.
 UNKNOWABLE = {
@@ -38,7 +93,7 @@ UNKNOWABLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.name)
 def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "DEBUG", DEVICE == "cuda")
     problems = []
@@ -54,6 +109,82 @@ def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: py
                 problem = outcome(operation, with_(copied(arguments), place, spoilt), meant, monkeypatch)
                 problems += [f"{place}, {name}: {problem}"] if problem else []
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.name)
+def test_an_index_out_of_range_is_refused_in_debug_mode(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "DEBUG", True)
+    for arguments in ordinary(operation):
+        operation.function(**copied(arguments))
+        for place, x in places(arguments):
+            for wild in (-1, 1_000_000) if place in INDICES else ():
+                spoilt = x.clone()
+                spoilt.view(-1)[-1] = wild
+                with pytest.raises(ArgumentError) as caught:
+                    operation.function(**with_(copied(arguments), place, spoilt))
+                assert caught.value.argument == place
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [o for o in OPERATIONS if o.name.endswith(("attention", "mla_decode", "mla_prefill"))],
+    ids=lambda o: o.name,
+)
+@pytest.mark.parametrize(
+    ("argument", "value"), [("scale", 0.0), ("scale", -1.0), ("window", 0), ("soft_cap", 0.0), ("max_context_len", 10_000)]
+)  # fmt: skip
+def test_a_number_that_means_nothing_is_refused(operation: Operation, argument: str, value: float) -> None:
+    arguments = next(ordinary(operation))
+    spoilt: Arguments = {}
+    if argument in arguments:
+        spoilt = {argument: value}
+    elif argument in AttentionRule._fields and "rule" in arguments:
+        spoilt = {"rule": arguments["rule"]._replace(**{argument: value})}
+        argument = f"rule.{argument}"
+    else:
+        pytest.skip("it has no such argument")
+    with pytest.raises(ArgumentError) as caught:
+        operation.function(**arguments | spoilt)
+    assert caught.value.argument == argument
+
+
+def test_an_fp8_cache_without_its_scales_is_refused() -> None:
+    (arguments,) = (case.make(torch.float32) for case in attention.DECODE_ATTENTION.cases[-2:-1])
+    with pytest.raises(ArgumentError, match=r"^decode_attention: rule.kv_scales is missing"):
+        decode_attention(**arguments | {"rule": AttentionRule(0.3)})
+
+
+def test_the_error_says_what_to_change() -> None:
+    with pytest.raises(ArgumentError, match=r"^silu_and_mul: x has 5 columns, wanted as many of the gate as of up$"):
+        silu_and_mul(torch.randn(2, 5))
+    with pytest.raises(
+        ArgumentError,
+        match=r"^linear: weight has shape \[4, 6\], wanted \[outputs, inputs\] with inputs = 5 as x has it$",
+    ):
+        linear(torch.randn(2, 5), torch.randn(4, 6))
+
+
+def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
+    decoding = next(ordinary(attention.DECODE_ATTENTION))  # one sequence of 4 heads over 2, in one block of 16
+    for value in (0, 17):
+        with pytest.raises(ArgumentError, match=rf"^decode_attention: max_context_len is {value}"):
+            decode_attention(**decoding | {"max_context_len": value})
+    with pytest.raises(
+        ArgumentError, match=r"^decode_attention: q has 4 heads, which 3 key heads cannot share evenly$"
+    ):
+        decode_attention(**decoding | {name: torch.zeros(6, 16, 3, 16) for name in ("k_cache", "v_cache")})
+    heads = {"k_cache": torch.zeros(6, 4, 2, 8), "v_cache": torch.zeros(6, 4, 2, 8)}
+    batch = attention.varlen(torch.randint(6, (2, 2)), (2, 2), (7, 7))
+    for field, lens, message in (
+        ("host_q_lens", (2, 3), "sums to 5, and q has 4 tokens"),
+        ("host_context_lens", (7, 9), "holds 9, wanted 2"),
+        ("host_context_lens", (1, 7), "holds 1, wanted 2"),
+        ("host_context_lens", (7,), "has 1 lengths, and batch.block_tables 2 rows"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"^prefill_attention: batch\.{field} {message}"):
+            prefill_attention(
+                torch.randn(4, 4, 8), **heads, batch=batch._replace(**{field: lens}), rule=AttentionRule(0.3)
+            )
 
 
 def ordinary(operation: Operation) -> Iterator[Arguments]:
@@ -73,8 +204,11 @@ def outcome(
     """What is wrong with what a call does, if anything; `meant`: what its formula is given."""
     try:
         results = operation.results(operation.function, arguments)
-    except ArgumentError:
-        return None
+    except ArgumentError as error:
+        is_known = (
+            error.operation.removesuffix("_") != operation.name or re.split(r"\W", error.argument)[0] in arguments
+        )
+        return None if is_known else f"refused by the name of what is no argument: {error}"
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error) and "out of range" not in str(error):
             return f"{type(error).__name__}: {error}"

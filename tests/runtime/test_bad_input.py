@@ -19,17 +19,6 @@ def user(content: Any, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": content, **more}]}
 
 
-BAD_BODIES = [
-    (b"{", 400, "malformed_json", None),
-    (b"", 400, "malformed_json", None),
-    (b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}', 400, "malformed_json", None),
-    (b'{"model": "tiny", "temperature": NaN}', 400, "malformed_json", None),
-    (b"[" * 100_000, 400, "malformed_json", None),
-    (b"[1, 2]", 400, "invalid_request", None),
-    (b'"text"', 400, "invalid_request", None),
-]
-
-
 def nested(depth: int) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for _ in range(depth):
@@ -49,59 +38,13 @@ def tools(*parameters: Any) -> dict[str, Any]:
     }
 
 
+# What is wrong with a body by itself: tests/dialects/test_bodies.py.
 BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
-    ({"messages": HELLO["messages"]}, 400, "invalid_request", "model"),
     ({**HELLO, "model": "nope"}, 404, "model_not_found", "model"),
-    ({**HELLO, "model": 3}, 400, "invalid_request", "model"),
-    ({"model": "tiny"}, 400, "invalid_request", "messages"),
-    ({"model": "tiny", "messages": []}, 400, "invalid_request", "messages"),
-    ({"model": "tiny", "messages": "Hi"}, 400, "invalid_request", "messages"),
-    ({"model": "tiny", "messages": [{"role": "wizard", "content": "Hi"}]}, 400, "invalid_request", "messages[0].role"),
-    ({"model": "tiny", "messages": [{"role": "user"}]}, 400, "invalid_request", "messages[0].content"),
-    (user(3), 400, "invalid_request", "messages[0].content"),
     (user([3]), 400, "invalid_request", "messages[0].content"),
-    (user([{"type": "text"}]), 400, "invalid_request", "messages[0].content"),
-    (user([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "invalid_request", "messages[0].content"),
     (user("Hi" * 300), 400, "context_length_exceeded", "messages"),
-    ({**HELLO, "temperature": "0.5"}, 400, "invalid_request", "temperature"),
-    ({**HELLO, "temperature": -1}, 400, "invalid_request", "temperature"),
-    ({**HELLO, "max_tokens": 0}, 400, "invalid_request", "max_tokens"),
-    ({**HELLO, "max_tokens": -5}, 400, "invalid_request", "max_tokens"),
-    ({**HELLO, "max_completion_tokens": 0}, 400, "invalid_request", "max_completion_tokens"),
-    ({**HELLO, "max_tokens": 1.5}, 400, "invalid_request", "max_tokens"),
-    ({**HELLO, "max_tokens": True}, 400, "invalid_request", "max_tokens"),
-    ({**HELLO, "top_p": 0}, 400, "invalid_request", "top_p"),
-    ({**HELLO, "stream": "yes"}, 400, "invalid_request", "stream"),
-    ({**HELLO, "stop": ""}, 400, "invalid_request", "stop"),
     ({**HELLO, "stop": ["a"] * 129}, 400, "invalid_request", "stop"),
-    ({**HELLO, "seed": 2**70}, 400, "invalid_request", "seed"),
-    ({**HELLO, "n": 0}, 400, "invalid_request", "n"),
-    ({**HELLO, "n": 17}, 400, "invalid_request", "n"),
-    ({**HELLO, "n": True}, 400, "invalid_request", "n"),
-    ({**HELLO, "prompt_logprobs": 21}, 400, "invalid_request", "prompt_logprobs"),
-    ({**HELLO, "prompt_logprobs": 1, "stream": True}, 400, "invalid_request", "prompt_logprobs"),
-    ({**HELLO, "echo": True}, 400, "unsupported_parameter", "echo"),
-    ({**HELLO, "response_format": {"type": "json"}}, 400, "invalid_request", "response_format"),
-    ({**HELLO, "audio": {"voice": "x"}}, 400, "unsupported_parameter", "audio"),
-    ({**HELLO, "frequency_penalty": 2.5}, 400, "invalid_request", "frequency_penalty"),
-    ({**HELLO, "presence_penalty": -3}, 400, "invalid_request", "presence_penalty"),
-    ({**HELLO, "repetition_penalty": -1}, 400, "invalid_request", "repetition_penalty"),
-    ({**HELLO, "repetition_penalty": "1"}, 400, "invalid_request", "repetition_penalty"),
-    ({**HELLO, "logit_bias": [1]}, 400, "invalid_request", "logit_bias"),
-    ({**HELLO, "logit_bias": {"a": 1}}, 400, "invalid_request", "logit_bias"),
-    ({**HELLO, "logit_bias": {"-1": 1}}, 400, "invalid_request", "logit_bias"),
-    ({**HELLO, "logit_bias": {"5": 100.5}}, 400, "invalid_request", "logit_bias"),
-    ({**HELLO, "logit_bias": {"5": True}}, 400, "invalid_request", "logit_bias"),
     ({**HELLO, "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "invalid_request", "logit_bias"),
-    ({**HELLO, "tools": [{"type": "function"}]}, 400, "invalid_request", "tools[0].function"),
-    ({**HELLO, "tool_choice": "required"}, 400, "invalid_request", "tool_choice"),
-    ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "invalid_request", "tool_choice"),
-    ({**HELLO, "tool_choice": "perhaps"}, 400, "invalid_request", "tool_choice"),
-    ({**HELLO, "top_logprobs": 2}, 400, "invalid_request", "top_logprobs"),
-    ({**HELLO, "logprobs": True, "top_logprobs": 21}, 400, "invalid_request", "top_logprobs"),
-    ({**HELLO, "stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
-    ({**HELLO, "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400,
-     "invalid_request", "messages[0].tool_calls[0].function.arguments"),
     # So much of a thing in few bytes, or so deep, that looking at it would take long or break what does.
     ({**HELLO, "messages": HELLO["messages"] * 8193}, 400, "invalid_request", "messages"),
     ({**HELLO, "messages": [0] * 1_000_000}, 400, "invalid_request", "messages"),
@@ -115,23 +58,9 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
 ]  # fmt: skip
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
-    ({"model": "tiny"}, 400, "invalid_request", "prompt"),
-    ({**TEXT, "prompt": ""}, 400, "invalid_request", "prompt"),
-    ({**TEXT, "prompt": []}, 400, "invalid_request", "prompt"),
-    ({**TEXT, "prompt": ["a", []]}, 400, "invalid_request", "prompt"),
     ({**TEXT, "prompt": ["a"] * 65}, 400, "invalid_request", "prompt"),
     ({**TEXT, "prompt": ["a", "b" * 600]}, 400, "context_length_exceeded", "prompt"),
-    ({**TEXT, "prompt": [1, -2]}, 400, "invalid_request", "prompt"),
-    ({**TEXT, "prompt": [1, "a"]}, 400, "invalid_request", "prompt"),
-    ({**TEXT, "prompt": {"a": 1}}, 400, "invalid_request", "prompt"),
     ({**TEXT, "prompt": [5] * 512}, 400, "context_length_exceeded", "prompt"),
-    ({**TEXT, "echo": "yes"}, 400, "invalid_request", "echo"),
-    ({**TEXT, "max_tokens": 0}, 400, "invalid_request", "max_tokens"),
-    ({**TEXT, "max_tokens": -1, "echo": True}, 400, "invalid_request", "max_tokens"),
-    ({**TEXT, "prompt_logprobs": 1, "stream": True}, 400, "invalid_request", "prompt_logprobs"),
-    ({**TEXT, "best_of": 3}, 400, "unsupported_parameter", "best_of"),
-    ({**TEXT, "suffix": "x"}, 400, "unsupported_parameter", "suffix"),
-    ({**TEXT, "logprobs": True}, 400, "invalid_request", "logprobs"),
 ]
 
 
@@ -142,11 +71,11 @@ async def refused(site: Site, answer: Any, status: int, code: str, param: str | 
     assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
-@pytest.mark.parametrize(("body", "status", "code", "param"), BAD_BODIES)
-async def test_a_body_that_is_no_object_is_refused(
-    site: Site, body: bytes, status: int, code: str, param: str | None
-) -> None:
-    await refused(site, await call(site.app, CHAT, body=body), status, code, param)
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"", "malformed_json"), (b"[" * 100_000, "malformed_json"), (b"[1, 2]", "invalid_request")]
+)
+async def test_a_body_that_is_no_object_is_refused(site: Site, body: bytes, code: str) -> None:
+    await refused(site, await call(site.app, CHAT, body=body), 400, code, None)
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD_CHATS)
@@ -214,10 +143,8 @@ async def test_a_mistake_is_said_in_the_words_of_the_api(site: Site, body: Any, 
 
 
 UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, user("Hi", contnt="Hi"), "messages[0].contnt"),
     (CHAT, {**HELLO, "temprature": 0.5}, "temprature"),
     (CHAT, {**HELLO, "stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
-    (CHAT, {**HELLO, "cache_control": [[[]]]}, "cache_control"),
     (COMPLETIONS, {**TEXT, "messages": []}, "messages"),
     ("/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi", "num_ctx": 5}, "num_ctx"),
     ("/client/v4/accounts/a/ai/run/tiny", {"prompt": "Hi", "num_ctx": 5, "stream": True}, "num_ctx"),

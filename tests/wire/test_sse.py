@@ -64,13 +64,6 @@ def test_heartbeats_and_the_end_are_recognised() -> None:
     assert end.is_done
 
 
-def test_an_endless_event_is_refused() -> None:
-    decoder = EventDecoder(max_event_bytes=100)
-    decoder.feed(b"data: " + b"x" * 60)
-    with pytest.raises(SSEError, match="more than 100 bytes"):
-        decoder.feed(b"x" * 60)
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
 def test_every_line_end_in_data_begins_a_data_line(end: bytes) -> None:
     assert encode_event(b"a" + end + b"event: b") == b"data: a\ndata: event: b\n\n"

@@ -1,16 +1,12 @@
 """Hermes-style tool calls out of a stream, however it is cut."""
 
 import json
-import random
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat_template import ChatTemplate
 from engine.formats import ArgumentsPart, Part, TextPart, Thinking
-from engine.formats.registry import tool_format_of
 from tests.engine.formats.reading import Read, assert_same_however_cut, chunked, format_of, parts_of, read, told
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
@@ -111,42 +107,10 @@ def test_a_good_call_follows_a_bad_one(tags: bool) -> None:
     assert_same_however_cut("hermes", bad + CALL, [text(bad), MADE], tags=tags)
 
 
-SAMPLES = [
-    f"Let me look.\n\n{CALL}\n{CALL} Done.",
-    'a < b <tool_call> {"name": "f", "arguments": {"a": "\\"</tool_call>\u00e9\U0001f600"}}\n</tool_call>\n x <tool',
-]
-
-
-@TAGS
-@pytest.mark.parametrize("said", SAMPLES)
-def test_an_answer_that_is_cut_anywhere_shows_no_markup(said: str, tags: bool) -> None:
-    ends = range(len(said))
-    if tags:
-        inside = [end for tag in re.finditer("</?tool_call>", said) for end in range(tag.start() + 1, tag.end())]
-        ends = sorted({*ends} - {*inside, *range(len(said) - 4, len(said))})
-    for end in ends:
-        for part in read("hermes", said[:end], is_cut=True, tags=tags):
-            assert part[0] in ("call", "cut") or "tool" not in part[1]
-            assert part[0] == "text" or part[1] == "f"
-
-
 def test_a_call_that_is_cut_has_no_end() -> None:
     assert read("hermes", CALL.removesuffix("}\n</tool_call>"), is_cut=True) == [MADE]
     assert read("hermes", CALL[:-17], is_cut=True) == [("cut", "f", '{"a": "')]
     assert read("hermes", CALL[:30], is_cut=True) == []
-
-
-PIECES = st.sampled_from(
-    [CALL, "<tool_call>", "</tool_call>", "<tool_call>{}</tool_call>", " ", "\n", "text", "<", "{", '"name"', '"', "\\"]
-)
-
-
-@given(pieces=st.lists(PIECES | st.text(max_size=5), max_size=8), seed=st.integers(0, 2**32), tags=st.booleans())
-def test_any_tokens_of_a_text_give_the_same_parts(pieces: list[str], seed: int, tags: bool) -> None:
-    said = "".join(pieces)
-    cuts = random.Random(seed).choices(range(len(said.encode()) + 1), k=5)
-    expected = read("hermes", said, tags=tags)
-    assert read("hermes", said, cuts=cuts, tags=tags) == read("hermes", said, cuts=None, tags=tags) == expected
 
 
 @given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "a", " ", "<", "\n"]), max_size=10))
@@ -200,10 +164,3 @@ def test_arguments_come_out_as_they_are_written() -> None:
 
 def told_by(parts: list[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ArgumentsPart))
-
-
-def test_the_format_is_chosen_by_the_template() -> None:
-    chosen = tool_format_of(ChatTemplate({"default": "{{ '<tool_call>' }}"}, {}))
-    assert chosen is not None
-    assert chosen.name == "hermes"
-    assert tool_format_of(ChatTemplate({"default": "plain"}, {})) is None

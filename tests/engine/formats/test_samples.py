@@ -68,6 +68,12 @@ SAMPLES = [
         "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
         [("text", "I look."), PARIS, ROME],
     ),
+    Sample(
+        "hermes",
+        f'I look.\n\n<tool_call>\n{{"name": "get_weather", "arguments": {OF_PARIS}}}\n</tool_call>\n'
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {OF_ROME}}}\n</tool_call> Done.',
+        [("text", "I look."), PARIS, ROME, ("text", "Done.")],
+    ),
     Sample("glm45", "Say <tool_call> and go.", [("text", "Say <tool_call> and go.")]),
     Sample("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     Sample(
@@ -246,6 +252,7 @@ def test_the_format_is_chosen_by_the_template() -> None:
         found = tool_format_of(ChatTemplate({"default": source}, {}))
         assert found is not None
         assert found.name == name
+    assert tool_format_of(ChatTemplate({"default": "plain"}, {})) is None
 
 
 LONG = {

@@ -26,8 +26,8 @@ def test_all_65536_values_come_back() -> None:
         assert bits(form.unpack_lossless(weight.codes, weight, torch.bfloat16)) == bits(plain)
 
 
-@pytest.mark.parametrize("columns", [1, 64, 65, 128, 704, 1030])
-@pytest.mark.parametrize("rows", [1, 8, 19])
+@pytest.mark.parametrize("columns", [1, 65, 128, 1030])
+@pytest.mark.parametrize("rows", [1, 19])
 def test_weights_come_back_whole_and_by_rows(rows: int, columns: int) -> None:
     plain = trained(rows, columns, outliers=9)
     weight = pack_lossless(plain)
@@ -52,7 +52,7 @@ def test_experts_are_unpacked_one_below_the_other() -> None:
 
 @pytest.mark.parametrize("strip", [Strip(8, 1, 8), Strip(8, 2, 4), Strip(16, 1, 2), Strip(32, 2, 4)])
 def test_every_strip_gives_the_same_product(strip: Strip) -> None:
-    for rows, columns in ((41, 1100), (16, 1536), (9, 431)):
+    for rows, columns in ((41, 1100), (9, 431)):
         plain, bias = trained(rows, columns, outliers=150), torch.randn(rows)
         for tokens in {1, strip.tokens + 3}:
             x = torch.randn(tokens, columns + 3)[:, :columns]  # rows of x lie apart

@@ -33,9 +33,9 @@ def weights() -> list[Int4Weight | Mxfp4Weight]:
     ]
 
 
-@pytest.mark.parametrize("strip", STRIPS)
-def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip) -> None:
-    for weight in weights():
+@pytest.mark.parametrize(("strip", "some"), [(STRIPS[0], slice(None)), (STRIPS[1], slice(2, None, 4))])
+def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip, some: slice) -> None:
+    for weight in weights()[some]:
         plain = weight.unpack(DTYPE)
         for first in range(0, weight.columns, 16):
             x = torch.zeros(16, weight.columns, dtype=DTYPE)
@@ -48,10 +48,10 @@ def test_one_in_a_column_gives_the_weight_of_that_column(strip: Strip) -> None:
 
 @pytest.mark.parametrize("strip", STRIPS)
 def test_a_row_has_the_same_bits_in_any_company(strip: Strip) -> None:
-    for weight in weights():
+    for weight in weights()[2::2]:
         x = torch.randn(16, weight.columns).to(DTYPE)
         together = packed.product(x, weight.operands(), None, strip)
-        for some in (x[:1], x[:2], x[:7], x[:9]):
+        for some in (x[:1], x[:7]):
             assert torch.equal(packed.product(some, weight.operands(), None, strip), together[: len(some)])
         assert torch.equal(packed.product(x[11:12], weight.operands(), None, strip), together[11:12])
 

@@ -183,13 +183,6 @@ async def test_an_answer_that_has_begun_with_a_wrong_length_is_cut(parts: tuple[
         assert parts_of(await client.hear_all())[1] == parts[0]
 
 
-async def test_two_lengths_are_not_sent() -> None:
-    app = App(start((b"content-length", b"4"), (b"content-length", b"2")), body(b"four"))
-    async with client_of(app) as client:
-        await client.say(GET)
-        assert status_of(await client.hear_until(b"\r\n\r\n")) == 500
-
-
 async def test_who_listens_while_a_full_client_is_written_to_hears_that_it_leaves() -> None:
     """A site watches for its client's leaving while it streams to it."""
     told = asyncio.Event()
@@ -325,15 +318,6 @@ async def test_addresses_of_ipv6_have_two_parts_as_asgi_wants() -> None:
         await client.hear_until(b"ok")
     assert app.scopes[0]["client"][0] == app.scopes[0]["server"][0] == "::1"
     assert len(app.scopes[0]["client"]) == len(app.scopes[0]["server"]) == 2
-
-
-async def test_pipelined_requests_are_answered_in_order_and_after_a_close_no_more() -> None:
-    app = App()
-    async with client_of(app) as client:
-        first, second = GET.replace(b"/ ", b"/1 "), GET.replace(b"/ ", b"/2 ")
-        await client.say(first + second + GET.replace(b"host", b"connection: close\r\nhost") + GET)
-        assert (await client.hear_all()).count(b"\r\n\r\nok") == 3
-    assert [scope["path"] for scope in app.scopes] == ["/1", "/2", "/"]
 
 
 async def test_who_wants_no_further_answer_has_the_connection_closed_at_once() -> None:

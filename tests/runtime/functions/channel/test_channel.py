@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -64,18 +64,8 @@ class Other:
 
         return pieces()
 
-    async def breaks(self, body: None = None) -> AsyncIterator[bytes]:
-        async def pieces() -> AsyncIterator[bytes]:
-            yield b"first"
-            raise Failure("the disk is gone", code=7, status=507)
-
-        return pieces()
-
     async def wrong(self, body: None = None) -> object:
         return {"thing": [object()]}
-
-    async def refuses(self, body: None = None) -> None:
-        raise KeyError("nothing there")
 
 
 @asynccontextmanager
@@ -146,42 +136,6 @@ async def test_what_is_left_before_its_first_step_counts_as_open_no_longer() -> 
         assert await isolate.call("X", "add", 1, 2) == 3
 
 
-async def test_a_stream_that_nobody_reads_stops_at_its_window() -> None:
-    other = Other()
-    async with pair(other) as (isolate, _):
-        async with aclosing(isolate.stream("X", "endless")) as stream:
-            await anext(stream)
-            await asyncio.sleep(0.05)
-            waiting = other.sent_pieces
-            assert waiting * 1000 <= WINDOW_BYTES + 2000
-            await asyncio.sleep(0.05)
-            assert other.sent_pieces == waiting
-        await asyncio.wait_for(other.cancelled.wait(), 5)
-
-
-async def test_leaving_a_call_cancels_it_at_the_other_end() -> None:
-    other = Other()
-    async with pair(other) as (isolate, runtime):
-        call = asyncio.ensure_future(isolate.call("X", "hang"))
-        await eventually(lambda: runtime.num_open == 1)
-        call.cancel()
-        await asyncio.wait_for(other.cancelled.wait(), 5)
-        await eventually(lambda: runtime.num_open == 0)
-        assert await isolate.call("X", "add", 1, 1) == 2
-
-
-async def test_a_failure_arrives_with_its_code_and_status_even_in_mid_stream() -> None:
-    async with pair(Other()) as (isolate, _):
-        with pytest.raises(Failure, match="nothing there") as refused:
-            await isolate.call("X", "refuses")
-        assert refused.value.name == "KeyError"
-        stream = isolate.stream("X", "breaks")
-        assert await anext(stream) == b"first"
-        with pytest.raises(Failure, match="the disk is gone") as failed:
-            await anext(stream)
-        assert (failed.value.code, failed.value.status) == (7, 507)
-
-
 async def test_a_value_that_cannot_be_sent_is_named_with_its_place() -> None:
     async with pair(Other()) as (isolate, _):
         with pytest.raises(Failure, match=r"the value\['thing'\]\[0\] is of type object"):
@@ -201,24 +155,6 @@ async def test_calls_under_way_fail_when_the_other_process_dies() -> None:
             await call
         with pytest.raises(ChannelClosed):
             await isolate.call("X", "add", 1, 1)
-
-
-async def test_more_open_exchanges_than_allowed_are_refused_one_by_one() -> None:
-    async with pair(Other(), max_open=2) as (isolate, _):
-        hanging = [asyncio.ensure_future(isolate.call("X", "hang")) for _ in range(2)]
-        await asyncio.sleep(0.02)
-        with pytest.raises(Failure, match="2 exchanges are open") as refused:
-            await isolate.call("X", "add", 1, 1)
-        assert refused.value.status == 429
-        for call in hanging:
-            call.cancel()
-        await asyncio.gather(*hanging, return_exceptions=True)
-
-
-async def test_a_ping_is_answered_by_the_loop() -> None:
-    async with pair(Other()) as (isolate, runtime):
-        await asyncio.wait_for(runtime.ping(), 5)
-        await asyncio.wait_for(isolate.ping(), 5)
 
 
 @pytest.mark.parametrize(
