@@ -108,25 +108,26 @@ def test_a_mixed_batch_agrees_each_for_itself(llama: Written) -> None:
         assert_agrees(llama.adapters[directory], list(message.prompt_token_ids), heard[message.sequence_id])
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {},
-        {"max_num_batched_tokens": 13},
-        {"adapter_slots": 2},
-        {"adapter_slots": 1, "max_num_seqs": 3},
-        {"depth": 2},
-        {"depth": 2, "kv_tokens": 160, "max_num_batched_tokens": 50, "adapter_slots": 3},
-    ],
-    ids=["one batch", "small chunks", "two slots", "one slot", "overlapped", "overlapped and preempted, three slots"],
-)
+LIMITS: dict[str, dict[str, Any]] = {
+    "one batch": {},
+    "small chunks": {"max_num_batched_tokens": 13},
+    "two slots": {"adapter_slots": 2},
+    "one slot": {"adapter_slots": 1, "max_num_seqs": 3},
+    "overlapped": {"depth": 2},
+    "overlapped and preempted, three slots": {
+        "depth": 2, "kv_tokens": 160, "max_num_batched_tokens": 50, "adapter_slots": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arithmetic", "limits"), in_turn(BOTH, LIMITS), indirect=["arithmetic"])
 def test_company_and_slots_and_preemption_change_nothing(
-    llama: Written, each_alone: dict[str, Heard], limits: dict[str, Any]
+    llama: Written, each_alone: dict[str, Heard], limits: str
 ) -> None:
-    assert_same(drain(load_engine(llama.base, **limits), company(llama)), each_alone)
+    assert_same(drain(load_engine(llama.base, **LIMITS[limits]), company(llama)), each_alone)
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 32])
+@pytest.mark.parametrize(("arithmetic", "tokens"), in_turn(BOTH, [2, 17, 32]), indirect=["arithmetic"])
 def test_many_adapters_in_one_batch_give_each_what_it_gives_alone(tmp_path: Path, tokens: int) -> None:
     model = write_family(tmp_path / "base", "llama, three heads over one, tied")
     for i in range(8):

@@ -266,7 +266,7 @@ def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: Ranks) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("family", [GROUPED, LATENT])
+@pytest.mark.parametrize("family", [pytest.param(GROUPED, marks=pytest.mark.slow), LATENT])
 def test_more_ranks_and_stages_compute_the_logits_of_one(tmp_path: Path, host: HostConfig, family: str) -> None:
     write(tmp_path, family)
     asked = several(prompt_logprobs=True, temperature=0.9, seed=5)

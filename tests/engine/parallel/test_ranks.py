@@ -189,7 +189,10 @@ EXPERTS = {"size": 2, "stages": 1, "expert_parallel": True}
 
 @pytest.mark.parametrize("family", ["qwen3-moe, every second layer, tied", LATENT])
 @pytest.mark.parametrize(
-    "ranks", [EXPERTS, EXPERTS | {"size": 4, "stages": 2}], ids=["one stage", "two stages"], indirect=True
+    "ranks",
+    [EXPERTS, pytest.param(EXPERTS | {"size": 4, "stages": 2}, marks=pytest.mark.slow)],
+    ids=["one stage", "two stages"],
+    indirect=True,
 )
 def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
     tmp_path: Path, ranks: Ranks, family: str
@@ -271,7 +274,7 @@ def test_drafts_are_checked_by_all_ranks(pair: KvMemory) -> None:
         model.close()
 
 
-@pytest.mark.parametrize("words", [f"draft:{MINI}", f"eagle3:{EAGLE3}", f"suffix,eagle3:{EAGLE3}"])
+@pytest.mark.parametrize("words", [f"draft:{MINI}", f"suffix,eagle3:{EAGLE3}"], ids=["draft", "suffix,eagle3"])
 def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
     skip_stages(pair, "these refuse it by name")
     few = requests(12)[:5]

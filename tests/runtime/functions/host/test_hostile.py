@@ -184,12 +184,11 @@ async def test_a_function_that_prints_a_gigabyte_waits_for_its_own_log(sites: Si
     assert "in fetch" in fault.detail
 
 
-@TIERS
-async def test_a_stream_that_raises_ends_with_the_authors_traceback(sites: Sites, tier: int) -> None:
+async def test_a_stream_that_raises_ends_with_the_authors_traceback(sites: Sites) -> None:
     source = hostile(
         "async def pieces():\n    yield 'first'\n    raise ValueError('in the middle')\nreturn Response(pieces())"
     )
-    async with beside_a_good_one(sites[tier], source) as served:
+    async with beside_a_good_one(sites[2], source) as served:
         response = await served.ask(name="bad")
         assert response.stream is not None
         assert await anext(response.stream) == b"first"
@@ -206,20 +205,18 @@ async def test_a_function_that_returns_no_response_is_told_what_it_returned(site
     assert fault.code == "wrong_type"
 
 
-@TIERS
-async def test_a_stream_of_the_wrong_type_is_named(sites: Sites, tier: int) -> None:
+async def test_a_stream_of_the_wrong_type_is_named(sites: Sites) -> None:
     source = hostile("async def pieces():\n    yield 7\nreturn Response(pieces())")
-    async with beside_a_good_one(sites[tier], source) as served:
+    async with beside_a_good_one(sites[2], source) as served:
         assert "stream gave int" in (await fault_of(served)).message
 
 
-@TIERS
-async def test_a_stream_whose_reader_is_slow_holds_no_more_than_a_window(sites: Sites, tier: int) -> None:
+async def test_a_stream_whose_reader_is_slow_holds_no_more_than_a_window(sites: Sites) -> None:
     source = hostile(
         "if request.url.endswith('/sent'):\n    return Response(str(SENT[0]))\nasync def pieces():\n    while True:\n"
         "        SENT[0] += 10_000\n        yield b'x' * 10_000\nreturn Response(pieces())"
     ).replace("class Default", "SENT = [0]\n\nclass Default")
-    async with beside_a_good_one(sites[tier], source) as served:
+    async with beside_a_good_one(sites[2], source) as served:
         response = await served.ask(name="bad")
         assert response.stream is not None
         await anext(response.stream)
@@ -281,9 +278,8 @@ return Response.json(found)
     )  # channel, trace, the zygote's poll, the loop's selector and pair
 
 
-@TIERS
-async def test_a_missing_import_is_told_with_its_line_and_does_not_stay(sites: Sites, tier: int) -> None:
-    async with beside_a_good_one(sites[tier], "import not_there\n") as served:
+async def test_a_missing_import_is_told_with_its_line_and_does_not_stay(sites: Sites) -> None:
+    async with beside_a_good_one(sites[2], "import not_there\n") as served:
         fault = await fault_of(served)
         assert "No module named 'not_there'" in fault.message
         assert 'entry.py", line 1' in fault.detail
@@ -291,9 +287,8 @@ async def test_a_missing_import_is_told_with_its_line_and_does_not_stay(sites: S
         assert await served.get(name="bad") == b"well"
 
 
-@TIERS
-async def test_a_module_that_never_ends_importing_is_ended_with_its_line(sites: Sites, tier: int) -> None:
-    async with beside_a_good_one(sites[tier], "while True:\n    pass\n", start_s=0.5) as served:
+async def test_a_module_that_never_ends_importing_is_ended_with_its_line(sites: Sites) -> None:
+    async with beside_a_good_one(sites[2], "while True:\n    pass\n", start_s=0.5) as served:
         fault = await fault_of(served)
     assert "not imported within 0.5 s" in fault.message
     assert 'entry.py", line' in fault.detail

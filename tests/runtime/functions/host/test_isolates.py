@@ -6,28 +6,11 @@ import os
 
 import pytest
 
-from runtime.functions.channel import Failure
-from runtime.functions.host import restarts, zygote_budget
+from runtime.functions.host import zygote_budget
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.priority import OWN_NICE, YIELD_NICE
-from runtime.functions.host.restarts import FIRST_PAUSE_S, FREE
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
-
-
-async def test_a_function_answers(served: Served) -> None:
-    served.add(
-        """
-        from workers import WorkerEntrypoint, Response
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                return Response(f"hello from {request.url}")
-        """
-    )
-    assert await served.get("/x?y=1") == b"hello from http://host/x?y=1"
-    assert await asyncio.gather(*(served.get(f"/{i}") for i in range(20)))
-    assert served.functions.pools["f"].isolates.num_started == 1
 
 
 async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
@@ -88,104 +71,6 @@ async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(ser
     await served.get("/")  # by whose answer the next one's birth is known
     assert int(await served.get("/")) == min(19, own + YIELD_NICE)
     assert os.getpriority(os.PRIO_PROCESS, 0) <= own
-
-
-async def test_the_copies_of_an_isolate_that_computes_for_long_give_way_from_their_birth(
-    make_served: ServedMaker,
-) -> None:
-    async with make_served(limits={"blocked_s": 20.0}) as served:
-        served.add(
-            """
-            import os
-            from workers import WorkerEntrypoint, Response
-
-            class Default(WorkerEntrypoint):
-                async def fetch(self, request):
-                    while request.url.endswith("/long"):
-                        pass
-                    return Response(str(os.getpriority(os.PRIO_PROCESS, 0)))
-            """
-        )
-        assert int(await served.get()) == OWN_NICE
-        long = asyncio.create_task(served.get("/long"))
-        pool = served.functions.pools["f"]
-        await eventually(lambda: any(isolate.process.is_deprioritized for isolate in pool.isolates.living))
-        await eventually(lambda: pool.isolates.living[0].lags)
-        answers = [int(await served.get()) for _ in range(2)]  # the first may be given before its birth is known here
-        assert pool.isolates.num_started == 2
-        assert answers[-1] == min(19, OWN_NICE + YIELD_NICE)
-        long.cancel()
-        await asyncio.wait({long})
-
-
-async def test_isolates_that_die_one_after_the_other_are_replaced_ever_more_slowly_until_one_answers(
-    served: Served,
-) -> None:
-    served.add(
-        """
-        import os
-        from workers import WorkerEntrypoint, Response
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                if request.url.endswith("/die"):
-                    os._exit(1)
-                return Response("well")
-        """
-    )
-    for _ in range(FREE - 1):
-        with pytest.raises(Fault):
-            await served.get("/die")
-    assert pause_s(served) == 0
-    for _ in range(2):
-        with pytest.raises(Fault):
-            await served.get("/die")
-    assert 0 < pause_s(served) <= 2 * FIRST_PAUSE_S
-    assert await served.get("/") == b"well"  # it waits, and is answered
-    with pytest.raises(Fault):
-        await served.get("/die")
-    assert pause_s(served) == 0
-
-
-def pause_s(served: Served) -> float:
-    return served.functions.pools["f"].isolates.restarts.pause_s(asyncio.get_running_loop().time())
-
-
-async def test_who_would_wait_for_long_for_the_next_isolate_is_told_when_to_come_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restarts, "FREE", 1)
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 4.0)
-    served.add(
-        """
-        import os
-        from workers import WorkerEntrypoint
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                os._exit(1)
-        """
-    )
-    with pytest.raises(Fault):
-        await served.get()
-    with pytest.raises(Failure, match="the next one starts in 4 s") as refused:
-        await served.get()
-    assert (refused.value.status, refused.value.retry_after_s) == (503, 4)
-    assert served.functions.pools["f"].isolates.num_started == 1
-
-
-async def test_a_module_that_cannot_be_imported_is_tried_ever_more_rarely_and_its_callers_told_at_once(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 30.0)
-    monkeypatch.setattr(restarts, "MAX_PAUSE_S", 30.0)
-    served.add("import not_there\n")
-    pool = served.functions.pools["f"]
-    for _ in range(FREE + 3):
-        with pytest.raises(Fault, match="No module named 'not_there'") as failed:
-            await served.get()
-        assert 'entry.py", line 1' in failed.value.detail
-    assert pool.isolates.num_started == FREE
 
 
 async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(
