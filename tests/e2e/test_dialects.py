@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", [pytest.param("/v1/messages", marks=pytest.mark.slow), "/v1/responses"])
 def test_a_stream_outlives_its_site(network: LocalNetwork, path: str) -> None:
     undisturbed = asyncio.run(heard(network, path))
     before = stream_counts(network)

@@ -67,21 +67,6 @@ def test_the_openai_client_gets_what_transformers_computes(
             assert (torch.tensor(made.data[i].embedding) - expected).abs().max() <= 1e-4
 
 
-def test_each_kind_of_model_is_listed_and_refuses_the_others_work(site: Process) -> None:
-    with httpx.Client(base_url=site.url, timeout=30) as client:
-        listed = {model["id"]: model.get("type") for model in client.get("/v1/models").json()["data"]}
-        assert listed == {"chat": "chat", "qwen": "embedding", "bert": "embedding"}
-        refused = client.post("/v1/embeddings", json={"model": "chat", "input": "x"})
-        assert refused.status_code == 400
-        assert "embedding models of this site: 'qwen', 'bert'" in refused.json()["error"]["message"]
-        refused = client.post(
-            "/v1/chat/completions", json={"model": "bert", "messages": [{"role": "user", "content": "x"}]}
-        )
-        assert "'bert' is an embedding model" in refused.json()["error"]["message"]
-        native = client.post("/client/v4/accounts/a/ai/run/bert", json={"text": TEXTS}).json()["result"]
-        assert (native["shape"], native["pooling"]) == ([3, 42], "mean")
-
-
 def is_at_work(site: Process) -> bool:
     status = httpx.get(site.url + "/status").json()
     return any(model["running"] + model["waiting"] > 0 for model in status["models"])

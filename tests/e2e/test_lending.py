@@ -15,9 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.test_prefill_decode import CHAT, SAMPLED, Split, Streams, eventually, prompt
+from tests.e2e.test_prefill_decode import CHAT, SAMPLED, Split, Streams, prompt
 from tests.e2e.throttled_proxy import ThrottledProxy
 from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 from wire.data_sites import DATA_SITES
 from wire.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, sign_hop
 
@@ -95,7 +96,7 @@ class Network:
         lenders = f'[[engine.lenders]]\nsite = "{LENDER}"\nurl = "http://{ThrottledProxy.HOST}:{self.way.port}"\n'
         file = write_site(directory, name, lenders)
         self.borrower = Borrower(Process(file, directory / "borrower.log", **{HOP_SECRET_ENV: SECRET}), name)
-        eventually(lambda: self.is_usable, "the lender is known")
+        until(lambda: self.is_usable, "the lender is known")
 
     @property
     def is_usable(self) -> bool:
@@ -134,7 +135,7 @@ def assert_nothing_is_open(network: Network) -> None:
             "vllm:num_requests_waiting{",
             "pilotlight_kv_pinned_blocks{",
         ):
-            eventually(lambda site=site, name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]
+            until(lambda site=site, name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]
 
 
 def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
@@ -168,7 +169,7 @@ def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
 @pytest.mark.parametrize("data_sites", [None, "", "elsewhere,others"])
 def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str | None) -> None:
     site, before = network.borrower, network.lent("computed") + network.lent("declined")
-    eventually(lambda: network.is_usable, "the lender is known")
+    until(lambda: network.is_usable, "the lender is known")
     with Streams(site):
         site.data_sites = data_sites
         try:
@@ -191,14 +192,14 @@ def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
         try:
             for i, text in enumerate(expected):
                 assert site.ask(prompt(2000 + i), key=f"slow{i}")[0] == text
-            eventually(lambda: 0 < site.lender()["mbit_per_s"] < 8, "its blocks, or a probe, have measured it")
+            until(lambda: 0 < site.lender()["mbit_per_s"] < 8, "its blocks, or a probe, have measured it")
             routes = [""]
 
             def is_priced() -> bool:
                 routes.append(site.ask(prompt(2100 + len(routes)))[2])
                 return " Mbit/s)" in routes[-1]
 
-            eventually(is_priced, "it is asked again what a prompt would cost")
+            until(is_priced, "it is asked again what a prompt would cost")
         finally:
             way.bytes_per_s = float("inf")
     assert routes[-1].startswith("prompt=here; here="), routes
@@ -209,7 +210,7 @@ def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
 def test_neither_the_lenders_death_nor_a_cut_way_costs_a_token(network: Network) -> None:
     site, way = network.borrower, network.way
     expected = [site.ask(prompt(3000 + i))[0] for i in range(8)]
-    eventually(lambda: network.is_usable, "the lender is known", 30)
+    until(lambda: network.is_usable, "the lender is known", 30)
 
     def asked(number: int) -> str:
         return site.ask(prompt(3000 + number), key=f"d{number}")[0]
@@ -217,17 +218,17 @@ def test_neither_the_lenders_death_nor_a_cut_way_costs_a_token(network: Network)
     with Streams(site), ThreadPoolExecutor(4) as pool:
         borrowed = site.lender()["borrowed"]
         answers = [pool.submit(asked, i) for i in range(4)]
-        eventually(lambda: site.lender()["borrowed"] > borrowed or all(a.done() for a in answers), "one is borrowed")
+        until(lambda: site.lender()["borrowed"] > borrowed or all(a.done() for a in answers), "one is borrowed")
         way.is_cut = True
         assert [answer.result(120) for answer in answers] == expected[:4]
         way.is_cut = False
-        eventually(lambda: network.is_usable, "the way is open again", 60)
+        until(lambda: network.is_usable, "the way is open again", 60)
         answers = [pool.submit(asked, i) for i in range(4, 8)]
         time.sleep(0.1)
         for process in [psutil.Process(network.lender.popen.pid), *psutil.Process(network.lender.popen.pid).children()]:
             process.send_signal(signal.SIGKILL)
         assert [answer.result(120) for answer in answers] == expected[4:]
     network.lender.popen.wait()
-    eventually(lambda: site.lender()["why_not"] != "", "its death is known")
+    until(lambda: site.lender()["why_not"] != "", "its death is known")
     for name in ("pilotlight_inflight_requests", "vllm:num_requests_running{", "pilotlight_kv_pinned_blocks{"):
-        eventually(lambda name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]
+        until(lambda name=name: site.metric(name) == 0, f"{name} is zero")  # type: ignore[misc]

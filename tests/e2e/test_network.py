@@ -99,17 +99,6 @@ def test_the_openai_client_completes_streams_and_sees_cached_tokens(network: Loc
     assert usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_the_openai_client_gets_typed_errors(network: LocalNetwork) -> None:
-    client = client_of(network)
-    with pytest.raises(openai.NotFoundError, match="no-such-model"):
-        client.chat.completions.create(model="no-such-model", messages=LISBON)  # type: ignore[arg-type]
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        client.chat.completions.create(model="ember", messages=LISBON, max_tokens=0)  # type: ignore[arg-type]
-    with pytest.raises(openai.BadRequestError, match="4096"):
-        client.chat.completions.create(model="ember", messages=[{"role": "user", "content": "one two " * 4000}])
-    assert client.chat.completions.create(model="ember", messages=LISBON, max_tokens=5).choices  # type: ignore[arg-type]
-
-
 def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> None:
     body = {
         "messages": [
@@ -135,12 +124,6 @@ def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> Non
 
 BAD_BODIES: list[tuple[bytes, int, str]] = [
     (b'{"model": "ember", "messages": [', 400, "malformed_json"),
-    (b"[]", 400, "invalid_request"),
-    (b'{"model": "ember", "messages": "hello"}', 400, "invalid_request"),
-    (b'{"model": "ember", "messages": []}', 400, "invalid_request"),
-    (b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}', 404, "model_not_found"),
-    (b'{"model": "ember", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', 400, "invalid_request"),
-    (b'{"model": "ember", "messages": [{"role": "user", "content": "x"}], "max_tokens": -5}', 400, "invalid_request"),
     (
         b'{"model": "ember", "messages": [{"role": "user", "content": "' + b"a b " * 5000 + b'"}]}',
         400,
@@ -184,15 +167,6 @@ def test_bad_input_speaks_the_workers_ai_dialect_there(network: LocalNetwork) ->
     assert answered == 200
     assert envelope["success"] is True
     assert "LIS" in envelope["result"]["response"]
-
-
-def test_a_chat_model_is_refused_as_an_embedding_model_by_name(network: LocalNetwork) -> None:
-    body = json.dumps({"model": "ember", "input": "a text"}).encode()
-    for path in ("/v1/embeddings", "/ai/v1/embeddings"):
-        answered, error, headers = post(network.url + path, body)
-        assert (answered, error["error"]["param"]) == (400, "model")
-        assert "'ember' generates text and makes no embeddings" in error["error"]["message"]
-        assert headers["x-pilotlight-site"] in network.site_urls
 
 
 def test_status_lists_every_process(network: LocalNetwork) -> None:
@@ -279,11 +253,3 @@ def test_a_tool_must_be_called_with_arguments_of_its_schema(network: LocalNetwor
         (called,) = choice["message"]["tool_calls"]
         assert called["function"]["name"] == "get_weather"
         assert json.loads(called["function"]["arguments"])["city"] in ("Lisbon", "Oslo")
-
-
-def test_a_schema_that_cannot_be_enforced_is_refused_by_name(network: LocalNetwork) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
-    for stream in (False, True):
-        status, answer, _ = chat(network, {"response_format": schema, "stream": stream})
-        assert (status, answer["error"]["code"]) == (400, "invalid_request")
-        assert 'cannot be enforced: Unimplemented keys: ["not"]' in answer["error"]["message"]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 CHAT = "/ai/v1/chat/completions"
 ROLES = ("prefill", "decode")
@@ -72,19 +73,12 @@ class Split:
         return text, chunks[-1]["usage"], answer.headers.get("x-pilotlight-route", "")
 
 
-def eventually(condition: Any, what: str, within_s: float = 90.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {within_s:g} s: {what}"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     directory = tmp_path_factory.mktemp("split")
     process = Process(write_site(directory, ROLES), directory / "log")
     made = Split(process)
-    eventually(made.is_whole, "the model on both hosts")
+    until(made.is_whole, "the model on both hosts")
     yield made
     process.popen.kill()
     process.popen.wait()
@@ -125,9 +119,9 @@ SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 7}
 
 
 def assert_nothing_is_open(site: Split) -> None:
-    eventually(lambda: site.metric("pilotlight_inflight_requests") == 0, "every request has ended")
+    until(lambda: site.metric("pilotlight_inflight_requests") == 0, "every request has ended")
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
-        eventually(lambda name=name: site.metric(name + "{") == 0, f"{name} is zero")
+        until(lambda name=name: site.metric(name + "{") == 0, f"{name} is zero")
 
 
 def test_prompts_go_to_the_other_host_and_texts_stay_the_same(site: Split) -> None:
@@ -139,7 +133,7 @@ def test_two_ranks_go_on_with_what_one_has_computed(tmp_path: Path) -> None:
     process = Process(write_site(tmp_path, ROLES, ranks_that_decode=2), tmp_path / "log")
     try:
         site = Split(process)
-        eventually(site.is_whole, "the model on both hosts")
+        until(site.is_whole, "the model on both hosts")
         check_texts(site)
     finally:
         process.popen.kill()
@@ -178,14 +172,14 @@ def check_texts(site: Split) -> None:
 def test_neither_hosts_death_costs_a_token(site: Split, victim: str, how: signal.Signals) -> None:
     draw = random.Random(f"{victim}{how}")
     numbers = [draw.randrange(10**6) for _ in range(4)]
-    eventually(site.is_whole, "both hosts")
+    until(site.is_whole, "both hosts")
     with Streams(site, 3), ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(site.ask, prompt(number)) for number in numbers]
         time.sleep(draw.uniform(0.05, 0.6))
         pid = site.pids()[ROLES.index(victim)]
         psutil.Process(pid).send_signal(how)
         texts = [answer.result(120)[0] for answer in answers]
-    eventually(lambda: site.is_whole() and pid not in site.pids(), "a new host in its place", 120)
+    until(lambda: site.is_whole() and pid not in site.pids(), "a new host in its place", 120)
     for number, text in zip(numbers, texts, strict=True):
         assert site.ask(prompt(number))[0] == text
     assert_nothing_is_open(site)

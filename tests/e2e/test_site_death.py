@@ -26,7 +26,10 @@ def undisturbed(network: LocalNetwork) -> list[Heard]:
     return heard
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# A kill alone and a drain are slow: tests/edge_router/test_continuation.py has them without processes.
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.slow) if fault in ("kill", "drain") else fault for fault in FAULTS]
+)
 def test_no_stream_notices(network: LocalNetwork, undisturbed: list[Heard], fault: str) -> None:
     after_events = sum(len(mine.arrivals_s) for mine in undisturbed) // 8
     heard, result = disturb(network, fault, BODIES, after_events)

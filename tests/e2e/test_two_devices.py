@@ -3,7 +3,6 @@ the first has mapped; one of them dies under load, and no client notices; when n
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 CHAT = "/ai/v1/chat/completions"
 PLACES = ("Lisbon", "Oslo", "Madrid", "Tokyo", "Paris", "Rome")
@@ -116,19 +116,12 @@ def mapped_weights(pid: int) -> set[tuple[str, str]]:
     return {(fields[4], fields[5]) for line in lines if len(fields := line.split()) > 5 and ".weights" in fields[5]}
 
 
-def eventually(condition: Any, what: str, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {within_s:g} s: {what}"
-        time.sleep(0.05)
-
-
 def lose_one(site: Process, crowd: Crowd, end: str) -> None:
     victim, before = engines(site)[0], crowd.num_answers
     getattr(psutil.Process(victim), end)()
-    eventually(lambda: crowd.num_answers > before + 10, f"answers after {end}")
-    eventually(lambda: len(engines(site)) == 2 and victim not in engines(site), "a new host")
-    eventually(lambda: copies(site) == 2, "the second copy again")
+    until(lambda: crowd.num_answers > before + 10, f"answers after {end}")
+    until(lambda: len(engines(site)) == 2 and victim not in engines(site), "a new host")
+    until(lambda: copies(site) == 2, "the second copy again")
 
 
 def test_a_burst_wakes_a_second_copy_and_a_death_under_load_costs_nobody_an_answer(site: Process) -> None:
@@ -137,10 +130,10 @@ def test_a_burst_wakes_a_second_copy_and_a_death_under_load_costs_nobody_an_answ
     assert all(text and not failure for text, failure in alone.values())
     assert copies(site) == 1
     with Crowd(site.url, 10) as crowd:
-        eventually(lambda: copies(site) == 2, "a second copy under load")
+        until(lambda: copies(site) == 2, "a second copy under load")
         for index in ("0", "1"):
             line = f'vllm:prefix_cache_queries_total{{engine="{index}"'
-            eventually(lambda line=line: metric(site, line) > 0, f"answers of device {index}")
+            until(lambda line=line: metric(site, line) > 0, f"answers of device {index}")
         assert metric(site, 'pilotlight_wake_ms_count{clock="sibling"') == 1, "its weights were mapped, not read"
         assert metric(site, 'pilotlight_wake_phase_ms_count{clock="sibling",phase="weights"}') == 1
         first, second = engines(site)
@@ -155,7 +148,7 @@ def test_a_burst_wakes_a_second_copy_and_a_death_under_load_costs_nobody_an_answ
     )
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="continued"}') > 0
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="failed"}') == 0
-    eventually(lambda: copies(site) == 0, "nobody asks any more")
+    until(lambda: copies(site) == 0, "nobody asks any more")
     assert status(site)["models"][0]["residency"] == "host"
     assert status(site)["ready"]
     with httpx.Client(base_url=site.url, timeout=60) as client:

@@ -200,44 +200,6 @@ async def test_a_drain_waits_for_recordings_and_tells_those_it_cuts() -> None:
             await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_what_is_kept_of_one_stream_is_bounded() -> None:
-    tables = {"durable": {"max_stream_mib": 0.01}}
-    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
-        fakes[0].behave = stream_of(10_000)
-        async with running.chat(headers=ALICE, **DURABLE) as response:
-            body = await response.read()
-        assert b"which is all that is kept" in events(body)[-1].raw
-        assert len(body) < 100_000
-        async with asyncio.timeout(5):
-            await running.until(lambda: fakes[0].active == 0)
-
-
-async def test_streams_are_forgotten_after_a_while_and_the_oldest_first_when_there_are_too_many() -> None:
-    clock = Clock()
-    kept = DurableStreams(DurableConfig(max_total_mib=0.001, keep_s=60), clock)
-    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
-
-    async def work(recording: DurableStream) -> None:
-        await recording.start_stream(200, [])
-        await recording.write(encode_event(b"x" * 400))
-
-    kept.work = work
-    names = []
-    for _ in range(3):
-        recording = await kept.start(b"alice", client, b"")
-        names.append(recording.name)
-        assert recording.task is not None
-        await recording.task
-        clock.advance(1)
-    with pytest.raises(ApiError, match="no such stream"):
-        await kept.find(names[0], HEAD, b"alice")
-    assert (await kept.find(names[2], HEAD, b"alice")).events.ended_at is not None
-    clock.advance(61)
-    kept.forget()
-    assert len(kept) == 0
-    await kept.close()
-
-
 async def test_an_account_that_has_most_makes_room_and_not_who_came_first() -> None:
     clock, size = Clock(), len(encode_event(b"x" * 90, 1)) + EVENT_BYTES
     kept = DurableStreams(DurableConfig(max_total_mib=3.5 * size / 2**20, keep_s=60), clock)
@@ -296,18 +258,6 @@ def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, 
 )
 def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
     assert wants_durable(HEAD, body) == (False, False, body)
-
-
-async def test_a_request_counts_with_its_stream_until_that_has_ended() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(event(0), end="on command")
-        recordings = running.proxy.recordings
-        async with running.chat(headers={**ALICE, "prefer": "respond-async"}, user="x" * 100_000) as response:
-            assert response.status == 202
-        assert recordings.num_bytes > 100_000
-        fakes[0].go_on.set()
-        async with asyncio.timeout(10):
-            await running.until(lambda: recordings.num_bytes < 10_000)
 
 
 class Reader:

@@ -80,20 +80,6 @@ async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
         await running.until(lambda: not running.server.connections)
 
 
-async def test_a_client_that_vanishes_takes_the_sites_side_along() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = echo
-        socket = await running.http.ws_connect(running.url + "/fn/f/ws")
-        await socket.send_str("x")
-        await socket.receive_str(timeout=10)
-        connection = socket._response.connection
-        assert connection is not None
-        assert connection.transport is not None
-        connection.transport.abort()
-        await running.until(lambda: fakes[0].active == 0)
-        socket._response.close()
-
-
 async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[0].behave, fakes[1].behave = answer(403, {"no": "entry"}), echo
@@ -160,16 +146,6 @@ async def test_the_router_is_an_asgi_application_to_any_server() -> None:
             with pytest.raises(WSServerHandshakeError) as refused:
                 await running.http.ws_connect(running.url + "/fn/f/ws")
             assert refused.value.status == 403
-
-
-async def test_bytes_sent_before_the_answer_are_not_lost() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = echo
-        async with wire(running.url) as client:
-            await client.say(ASK + b"\x81\x82\0\0\0\0hi")
-            head = await client.hear_until(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 101")
-            assert await client.reader.readexactly(4) == b"\x81\x02hi"
 
 
 async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:

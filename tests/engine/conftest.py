@@ -1,6 +1,7 @@
 """A CPU computes through the C library unless a test asks for both ways: it must not appear in the middle of one."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +18,12 @@ def _the_c_library_is_there_from_the_beginning() -> None:
 def arithmetic(request: pytest.FixtureRequest) -> Iterator[str]:
     with computing_with(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import write_llama  # which imports transformers
+
+    directory = tmp_path_factory.mktemp("llama")
+    write_llama(directory)
+    return directory

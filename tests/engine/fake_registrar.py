@@ -1,8 +1,6 @@
 """A driver that is asked to register memory, and keeps a list of what it was told."""
 
 import threading
-import time
-from collections.abc import Callable
 
 REFUSAL = "out of memory"
 
@@ -31,10 +29,3 @@ class FakeRegistrar:
     def unregister(self, address: int) -> str | None:
         self.calls.append("unregister")
         return None if self.registered.pop(address, 0) else "not registered"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)

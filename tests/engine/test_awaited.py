@@ -11,6 +11,7 @@ from engine.engine import Engine
 from engine.protocol import SamplingParams
 from engine.sequence import Sequence
 from engine.waiting import WaitingSequences
+from tests.clock import Clock
 from tests.engine.driver import submit
 from tests.engine.fake_runner import fake_engine
 
@@ -43,13 +44,6 @@ class CompiledGrammar:
     def take(self) -> None:
         if not self.is_cancelled:
             self.grammar = self._compiling.result()
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Compiler:

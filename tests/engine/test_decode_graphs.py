@@ -17,7 +17,6 @@ from engine.protocol import SamplingParams
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.step import StepInput
-from tests.checkpoints import write_llama
 from tests.cpu_kernels import skip_where_lengths_are_read_on_the_host
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
@@ -54,13 +53,6 @@ class OfOneRow(StandIn):
         recorded = super().record(forward)
         assert len(recorded.output[0]) == 1
         return recorded
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 def with_graphs(engine: Engine, recorder: Recorder) -> DecodeGraphs:

@@ -21,7 +21,6 @@ from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.step import StepInput, scratch_step
 from kernels.cpu import library
-from tests.checkpoints import write_llama
 from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
@@ -39,13 +38,6 @@ DENSE = [name for name in MODELS if name.startswith(("llama", "qwen2", "qwen3,",
 def _the_c_library_computes() -> Iterator[None]:
     with computing_with(C_LIBRARY):
         yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 def runner_of(engine: Engine) -> ModelRunner:

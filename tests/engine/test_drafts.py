@@ -8,7 +8,6 @@ import pytest
 
 from engine.engine import Engine
 from engine.runner import ModelRunner
-from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import FakeDrafter, Remembering
 from tests.engine.fake_runner import FakeRunner, fake_engine
@@ -34,13 +33,6 @@ class Exact(FakeDrafter):
 
     def sizes(self, most: int) -> tuple[int, int]:
         return min(self.num_drafts, most), self.num_right
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 @pytest.mark.parametrize("depth", [1, 2])

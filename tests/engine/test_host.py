@@ -32,13 +32,6 @@ PROMPT = random_prompt(40, seed=1)
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
-
-
 @contextlib.asynccontextmanager
 async def host_process(
     directory: Path, config: HostConfig = CONFIG

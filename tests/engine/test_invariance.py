@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from engine.protocol import Submit
-from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
@@ -16,13 +15,6 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 11},
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 2**64 - 1},
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 def requests() -> list[Submit]:

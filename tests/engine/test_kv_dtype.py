@@ -24,13 +24,6 @@ SCALE = "model.layers.{}.self_attn.{}_scale"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("windowed")
     write_family(directory, "gpt-oss, three of five experts")

@@ -9,18 +9,10 @@ import pytest
 import torch
 
 from engine.runner import ModelRunner
-from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.test_overlap import KINDS
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has nothing to wait for")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 def gated(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from engine.protocol import SamplingParams, Submit
 from engine.results import RunResult
 from engine.runner import ModelRunner
 from engine.step import ChoiceRow, StepInput
-from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_runner import (
     FakeForwarded,
@@ -80,13 +79,6 @@ def expected_tokens(prompt: list[int], n: int) -> list[int]:
     for _ in range(n):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    write_llama(directory)
-    return directory
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine.registered_memory import RegisteredMemory
-from tests.engine.fake_registrar import REFUSAL, FakeRegistrar, until
+from tests.engine.fake_registrar import REFUSAL, FakeRegistrar
+from tests.waiting import until
 
 PIECE = 4 * mmap.PAGESIZE
 CUDA = torch.device("cuda")

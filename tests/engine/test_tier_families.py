@@ -18,7 +18,7 @@ from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
 from tests.engine.families import MODELS, write_family
 from tests.engine.kv.fake_store import FakeStore
-from tests.engine.kv.peers.test_peers import until
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", params=MODELS)

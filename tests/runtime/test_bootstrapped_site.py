@@ -14,7 +14,8 @@ import pytest
 
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.cpu_kernels import C_LIBRARY, computing_with
-from tests.runtime.test_real_engine import Process, eventually
+from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no file is mapped in place")
 
@@ -83,7 +84,7 @@ def first_life(tmp_path_factory: pytest.TempPathFactory) -> FirstLife:
         try:
             answer = asked(site)
             assert not was_opened(site)
-            eventually(lambda: len(programs(file)) == 1)
+            until(lambda: len(programs(file)) == 1)
         finally:
             assert site.stop() == 0
     return FirstLife(file.parent, answer)

@@ -10,7 +10,8 @@ import pytest
 
 from runtime.engines.tier_directory import TierDirectory
 from tests.checkpoints import write_llama, write_tokenizer
-from tests.runtime.test_real_engine import Process, eventually
+from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 NAMES = ("a", "b")
 
@@ -68,7 +69,7 @@ def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, 
             assert any(span["what"] == "a" and span["name"] == "weights" for span in spans)
             engine = site.engine()
             engine.kill()
-            eventually(lambda: any(p["role"] == "engine" and p["pid"] != engine.pid for p in processes(client)))
+            until(lambda: any(p["role"] == "engine" and p["pid"] != engine.pid for p in processes(client)))
             assert ask(client, "b") == first["b"]
             assert statuses(client)["a"]["residency"] == "host"
         site.popen.kill()

@@ -13,7 +13,8 @@ from runtime.engines.launch import GIB, host_config, launchers_of
 from runtime.engines.tier_directory import TierDirectory, is_dead, try_lock
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
-from tests.runtime.test_real_engine import Process, eventually
+from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
 ASK = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
@@ -125,10 +126,10 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             first = client.post("/v1/completions", json=ASK).json()
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert directory.is_dir()
-            eventually(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # after memory comes the disk
+            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # after memory comes the disk
             engine = process.engine()
             engine.kill()
-            eventually(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)
+            until(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)
             again = client.post("/v1/completions", json=ASK).json()
             assert again["choices"][0]["text"] == first["choices"][0]["text"]
             assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
@@ -144,7 +145,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         process.popen.kill()
         process.popen.wait()
         assert directory.exists(), "nobody was left to remove it"
-        eventually(lambda: removed(directory))
+        until(lambda: removed(directory))
     finally:
         if process.popen.poll() is None:
             process.popen.kill()
@@ -164,7 +165,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
     lose_lock(alive)  # just now, and so it may come back as well
-    eventually(lambda: not lost.directory.exists())
+    until(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
 

@@ -13,7 +13,8 @@ from engine.protocol import ModelSpec
 from runtime.engines.launch import host_environment, launchers_of
 from sites.site import EngineConfig
 from tests.checkpoints import write_llama, write_tokenizer
-from tests.runtime.test_real_engine import Process, eventually
+from tests.runtime.test_real_engine import Process
+from tests.waiting import until
 
 ENGINE = EngineConfig(device="cpu", threads=1, kv_gib=0.01)
 
@@ -85,7 +86,7 @@ def test_a_host_computes_with_the_threads_that_the_sites_file_names_and_ends_wit
         assert '"threads":1' in "".join(engine.cmdline())
     finally:
         assert site.stop() == 0
-    eventually(lambda: not engine.is_running())
+    until(lambda: not engine.is_running())
 
 
 def test_a_host_takes_its_threads_before_torch_is_imported(tmp_path: Path) -> None:

@@ -205,15 +205,6 @@ def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish
         assert answer([tokens[:end], tokens[end:]]) == expected
 
 
-def test_an_answer_that_the_length_cuts_anywhere_shows_no_markup() -> None:
-    tokens = ids(f"Let me see. {CALL} Done.")
-    for end in range(1, len(tokens)):
-        delta = joined(run(processor(tools=True), [tokens[:end]], finish="length"))
-        assert "tool" not in delta.text
-        assert delta.finish_reason == "length"
-        assert [token.token_id for token in delta.tokens] == list(tokens[:end])
-
-
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arguments": {"a": "', "so \n", "\u00e9", "<tool_call>\n"])
 def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) -> None:
     """Counted in lines, not seconds: an open call, white space before one, a character without an end."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.checkpoints import write_llama, write_tokenizer
+from tests.waiting import until
 
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -109,13 +110,6 @@ def lasting(site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield started
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -135,10 +129,10 @@ def test_an_engine_host_that_is_told_to_end_costs_no_stream(lasting: Process) ->
                 said += list(lines)
             assert [line for line in said if line][-1] == "data: [DONE]"
             assert texts(said) == texts(whole.splitlines())
-            eventually(lambda: lasting.has_another_engine(engine))
+            until(lambda: lasting.has_another_engine(engine))
             return continued in client.get("/metrics").text
 
-        eventually(ends_in_mid_stream)
+        until(ends_in_mid_stream)
 
 
 def texts(lines: list[str]) -> str:
@@ -158,7 +152,7 @@ def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: P
             next(lines)
             engine.kill()
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        eventually(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: client.get("/readyz").status_code == 200)
         again = client.post(CHAT, json=HELLO).json()
         assert again["choices"][0]["message"] == first["choices"][0]["message"]
         successor = process.engine()
@@ -175,7 +169,7 @@ def test_a_site_answers_survives_its_engine_and_leaves_nothing_behind(process: P
 def test_a_killed_site_takes_its_engine_with_it(process: Process) -> None:
     engine = process.engine()
     process.popen.kill()
-    eventually(lambda: is_gone(engine))
+    until(lambda: is_gone(engine))
 
 
 def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path: Path) -> None:
@@ -192,10 +186,10 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
     assert parent.stdout is not None
     with parent.stdout:
         site = psutil.Process(int(parent.stdout.readline()))
-    eventually(lambda: log.exists() and "listening" in log.read_text())
+    until(lambda: log.exists() and "listening" in log.read_text())
     parent.kill()
     parent.wait()
-    eventually(lambda: is_gone(site))
+    until(lambda: is_gone(site))
 
 
 def test_choices_share_their_prompt_and_draw_as_if_alone(lasting: Process) -> None:

@@ -21,7 +21,7 @@ from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_continuation import TEXT, Mortal
 from tests.runtime.test_real_engine import HELLO as ASK
 from tests.runtime.test_real_engine import Process, is_gone
-from tests.runtime.test_real_engine import eventually as wait_for
+from tests.waiting import until
 
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -190,12 +190,12 @@ def test_a_real_standby_takes_over_and_dies_with_its_site(tmp_path: Path) -> Non
             first = client.post(CHAT, json=ASK).json()
             waiting = standby_of(process)
             process.engine().kill()
-            wait_for(lambda: client.get("/readyz").status_code == 200 and pids(process, "engine") == [waiting.pid])
+            until(lambda: client.get("/readyz").status_code == 200 and pids(process, "engine") == [waiting.pid])
             assert client.post(CHAT, json=ASK).json()["choices"] == first["choices"]
             last = [standby_of(process), process.engine()]
         process.popen.kill()
         process.popen.wait()
-        wait_for(lambda: all(map(is_gone, last)))
+        until(lambda: all(map(is_gone, last)))
     finally:
         if process.popen.poll() is None:
             process.popen.kill()

@@ -16,7 +16,7 @@ from sites.config import ConfigError
 from sites.site import SiteConfig
 from tests.runtime.conftest import site_config
 from tests.runtime.test_kv_tiers import lose_lock
-from tests.runtime.test_real_engine import eventually
+from tests.waiting import until
 
 GIB = 1 << 30
 PLENTY = AvailableMemory(memory=16 * GIB, place=8 * GIB, held=0)
@@ -154,7 +154,7 @@ def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
     assert directory.exists(), "its site lives"
     lose_lock(place)
     opened(replace(site(tmp_path / "other", 1.0), name="iad1"), tmp_path)
-    eventually(lambda: not directory.exists())
+    until(lambda: not directory.exists())
 
 
 def test_every_model_has_a_file_name_of_its_own(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from engine.drafting.speculator import MOST_DRAFTS, Speculator
 from engine.plan import Chunk, StepCount, StepPlan
 from engine.protocol import DraftCounts, SamplingParams
 from engine.sequence import PENDING, Sequence
+from tests.clock import Clock
 from tests.engine.drafting.test_budget import FREE, LINEAR, READS
 from tests.engine.driver import Welcome
 
@@ -31,13 +32,6 @@ class FakeDrafter:
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def speculator(

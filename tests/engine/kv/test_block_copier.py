@@ -16,7 +16,8 @@ from engine.kv.block_mover import BlockMover, BlockStore
 from engine.kv.host_tier import HostTier
 from engine.registered_memory import RegisteredMemory
 from tests.engine.fake_copy_stream import FakeCopyStream
-from tests.engine.fake_registrar import FakeRegistrar, until
+from tests.engine.fake_registrar import FakeRegistrar
+from tests.waiting import until
 
 BLOCK = mmap.PAGESIZE
 NUM_BLOCKS = 16

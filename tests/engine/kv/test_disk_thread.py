@@ -1,7 +1,7 @@
 """What goes to the disk when more is computed than may be written: what was used again first, and reads before all."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier
 from tests.engine.kv.test_host_tier import SIZE, name, put
+from tests.waiting import until
 
 BLOCKS_PER_S = 100
 
@@ -39,13 +40,6 @@ class Rig:
         before = len(self.thread.disk)
         self.now += number / BLOCKS_PER_S + 1e-9
         until(lambda: len(self.thread.disk) == before + number)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture

@@ -5,13 +5,7 @@ import logging
 import pytest
 
 from engine.kv.error_backoff import ErrorBackoff
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_errors_in_a_row_are_followed_by_pauses_that_double_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:

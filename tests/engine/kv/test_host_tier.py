@@ -25,7 +25,8 @@ from engine.kv.disk_tier import DiskTier
 from engine.kv.host_tier import HostTier
 from engine.kv.slot_file import PAGE, SlotFile, SlotFileReader, lock_directory
 from engine.kv.tiers import TierError
-from tests.engine.fake_registrar import REFUSAL, FakeRegistrar, until
+from tests.engine.fake_registrar import REFUSAL, FakeRegistrar
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 SIZE = 3 * PAGE - 100  # a slot of three pages

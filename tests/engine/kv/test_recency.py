@@ -1,4 +1,4 @@
-"""Segmented LRU against a plain model, and the scan it is there to resist."""
+"""Segmented LRU against a plain model; tests/engine/test_eviction.py has the scan that it is there to resist."""
 
 from collections import OrderedDict
 
@@ -6,41 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.recency import PROTECTED_SHARE, SegmentedOrder
-
-
-def test_a_scan_does_not_push_out_what_is_used_again() -> None:
-    order, lru = Cache(10), Cache(10, scan_resistant=False)
-    for cache in (order, lru):
-        for _ in range(3):
-            for hot in range(6):
-                cache.use(hot)
-        for cold in range(100, 1100):
-            cache.use(cold)
-    assert all(hot in order.order for hot in range(6))
-    assert not any(hot in lru.order for hot in range(6)), "the test is worth nothing if plain LRU passes it"
-
-
-class Cache:
-    """Ten equal things at most."""
-
-    def __init__(self, capacity: int, scan_resistant: bool = True) -> None:
-        self.capacity = capacity
-        self.scan_resistant = scan_resistant
-        self.order: SegmentedOrder[int] = SegmentedOrder(capacity)
-
-    def use(self, key: int) -> None:
-        if key in self.order:
-            if self.scan_resistant:
-                self.order.remove(key)
-                self.order.add(key, 1, protected=True)
-            else:
-                self.order.refresh(key)
-            return
-        while len(self.order) >= self.capacity:
-            oldest = self.order.oldest()
-            assert oldest is not None
-            self.order.remove(oldest)
-        self.order.add(key, 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "hit", "refresh", "remove"]), st.integers(0, 12), st.integers(1, 5))))

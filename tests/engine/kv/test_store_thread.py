@@ -13,16 +13,10 @@ from engine.kv.store_thread import StoreThread
 from engine.kv.store_tier import StoreError
 from engine.kv.tier_read import TierRead
 from engine.kv.tiers import LOOKUP_TIMEOUT_S
+from tests.clock import Clock
 from tests.engine.kv.fake_store import FakeStore
-from tests.engine.kv.peers.test_peers import until
 from tests.engine.kv.test_host_tier import SIZE, STRIDE, content, name, put, read
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.waiting import until
 
 
 class Cluster:

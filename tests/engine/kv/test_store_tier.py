@@ -13,8 +13,9 @@ import pytest
 
 from engine.kv.store_tier import BATCH_BYTES, StoredBlock, StoreError, StoreTier
 from load_tests.local_network import free_ports
-from tests.engine.kv.peers.test_peers import needs_mooncake, until
+from tests.engine.kv.peers.test_peers import needs_mooncake
 from tests.engine.kv.test_host_tier import SIZE, content, name
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 pytestmark = needs_mooncake

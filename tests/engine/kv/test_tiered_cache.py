@@ -23,8 +23,9 @@ from engine.kv.tiered_cache import TieredCache
 from engine.protocol import BlockSource, SamplingParams
 from engine.sequence import Sequence as EngineSequence
 from tests.engine.fake_copy_stream import FakeCopyStream
-from tests.engine.fake_registrar import FakeRegistrar, until
+from tests.engine.fake_registrar import FakeRegistrar
 from tests.engine.kv.test_host_tier import name
+from tests.waiting import until
 
 BLOCK_SIZE = 4
 

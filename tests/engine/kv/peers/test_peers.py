@@ -35,6 +35,7 @@ from engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, InlineTr
 from engine.kv.prefix_index import CacheIdentity
 from engine.protocol import BlockSource
 from tests.engine.kv.test_host_tier import SIZE, content, name, put
+from tests.waiting import until
 
 IDENTITY = CacheIdentity("tiny", "float32", 16, "layout", b"weights")
 
@@ -95,13 +96,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made = Hosts(tmp_path)
     yield made
     made.close()
-
-
-def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("transport", [SHARED_MEMORY, INLINE, pytest.param(MOONCAKE, marks=needs_mooncake)])

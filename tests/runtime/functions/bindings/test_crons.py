@@ -17,17 +17,10 @@ from runtime.functions.channel.frames import ScheduledEvent
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.manifest import ManifestError, load_manifest
 from tests.asgi import eventually
+from tests.clock import Clock
 from wire.database import Database, Databases, create
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = NOON - 30
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Site:
@@ -65,26 +58,26 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Crons]]:
 
 
 async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(start: Callable[..., Crons]) -> None:
-    site, clock = Site(), Clock()
+    site, clock = Site(), Clock(NOON - 30)
     start(site, clock, "*/5 * * * *", "0 * * * *")
     await asyncio.sleep(0.05)
     assert site.fired == []
-    clock.now_s, site.failing = NOON + 1, True
+    clock.now, site.failing = NOON + 1, True
     await eventually(lambda: len(site.fired) == 2)
-    clock.now_s, site.failing = NOON + 301, False
+    clock.now, site.failing = NOON + 301, False
     await eventually(lambda: len(site.fired) == 3)
     await asyncio.sleep(0.05)
     assert sorted(site.fired) == [("*/5 * * * *", "12:00"), ("*/5 * * * *", "12:05"), ("0 * * * *", "12:00")]
 
 
 async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Crons]) -> None:
-    site, clock = Site(), Clock()
+    site, clock = Site(), Clock(NOON - 30)
     first = start(site, clock, "*/5 * * * *")
     await asyncio.sleep(0.05)
-    clock.now_s = NOON + 1
+    clock.now = NOON + 1
     await eventually(lambda: site.fired == [("*/5 * * * *", "12:00")])
     await first.close()
-    clock.now_s = NOON + 1000
+    clock.now = NOON + 1000
     start(site, clock, "*/5 * * * *")
     await eventually(lambda: len(site.fired) == 2)
     await asyncio.sleep(0.05)
@@ -92,11 +85,11 @@ async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callabl
 
 
 async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Crons]) -> None:
-    site, clock = Site(), Clock()
+    site, clock = Site(), Clock(NOON - 30)
     first = start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await asyncio.sleep(0.05)
     await first.close()
-    clock.now_s = NOON + 25.5 * 3600
+    clock.now = NOON + 25.5 * 3600
     start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await eventually(lambda: len(site.fired) == 2)
     await asyncio.sleep(0.05)
@@ -104,12 +97,12 @@ async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[
 
 
 async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Crons]) -> None:
-    site, clock = Site(), Clock()
+    site, clock = Site(), Clock(NOON - 30)
     for _ in range(3):
         start(site, clock, "* * * * *")
     await asyncio.sleep(0.05)
     for minute in range(5):
-        clock.now_s = NOON + 60 * minute + 1
+        clock.now = NOON + 60 * minute + 1
         await eventually(lambda count=minute + 1: len(site.fired) >= count)
         await asyncio.sleep(0.03)
     assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
@@ -119,7 +112,7 @@ async def test_a_trigger_goes_on_after_a_fault_of_its_file(
     start: Callable[..., Crons], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crons, "PAUSE_AFTER_ERROR_S", 0.005)
-    site, clock, claims, failures = Site(), Clock(), Crons._claims, 0
+    site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0
 
     async def failing(self: Crons, *asked: Any) -> bool:
         nonlocal failures
@@ -132,20 +125,20 @@ async def test_a_trigger_goes_on_after_a_fault_of_its_file(
     start(site, clock, "* * * * *")
     await asyncio.sleep(0.02)
     for minute in range(2):
-        clock.now_s = NOON + 60 * minute
+        clock.now = NOON + 60 * minute
         await eventually(lambda minute=minute: failures == minute + 1)
     await eventually(lambda: site.fired == [("* * * * *", "12:01")])
 
 
 async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Crons]) -> None:
-    site, clock = Site(), Clock()
+    site, clock = Site(), Clock(NOON - 30)
     start(site, clock, "* * * * *")
     await asyncio.sleep(0.02)
-    clock.now_s = NOON + 121
+    clock.now = NOON + 121
     await eventually(lambda: len(site.fired) == 1)
-    clock.now_s = NOON + 1
+    clock.now = NOON + 1
     await asyncio.sleep(0.05)
-    clock.now_s = NOON + 130
+    clock.now = NOON + 130
     await asyncio.sleep(0.05)
     assert [at for _, at in site.fired] == ["12:02"]
 
@@ -153,7 +146,7 @@ async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Cro
 async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
-    clock = Clock()
+    clock = Clock(NOON - 30)
     fired: list[Any] = []
     monkeypatch.setattr(Crons.__init__, "__defaults__", (clock,))
 
@@ -165,7 +158,7 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypat
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
     bindings.start()
     await asyncio.sleep(0.05)
-    clock.now_s = NOON + 1
+    clock.now = NOON + 1
     await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])
     await bindings.close()
     await services.databases.close()

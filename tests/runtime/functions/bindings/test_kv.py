@@ -15,6 +15,7 @@ import pytest
 from runtime.functions.bindings.binding import BindingError
 from runtime.functions.bindings.kv import MAX_VALUE_BYTES, SCHEMA, KVNamespace
 from runtime.functions.channel import Failure
+from tests.clock import Clock
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.database import Database, create
 from workers.streams import ByteStream
@@ -114,16 +115,8 @@ async def test_a_list_goes_on_where_its_cursor_says(wire: Wire) -> None:
         await kv.list({"limit": 1001})
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 async def test_what_has_expired_is_neither_read_nor_listed_and_is_deleted_in_time(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     database = Database(tmp_path / "kv.sqlite", lambda c: create(c, SCHEMA))
     kv = KVNamespace(database, clock)
 
@@ -136,15 +129,15 @@ async def test_what_has_expired_is_neither_read_nor_listed_and_is_deleted_in_tim
         await kv.call("put", [], {"key": "ever", "value": b"3"})
         listed = await kv.call("list", [], {})
         assert listed["keys"] == [["at", 1_000_100, None], ["ever", None, None], ["ttl", 1_000_060, None]]
-        clock.now_s += 60
+        clock.now += 60
         assert await kv.call("get", ["ttl"], {}) == {"found": False}
         assert await kv.call("get_many", [["ttl", "at"]], {}) == [None, [b"2", None]]
-        clock.now_s += 60
+        clock.now += 60
         assert [key[0] for key in (await kv.call("list", [], {}))["keys"]] == ["ever"]
         assert await count() == 3
         await kv.call("put", [], {"key": "new", "value": b""})
         assert await count() == 2
-        for wrong in ({"expiration_ttl": 59}, {"expiration": int(clock.now_s) + 59}, {"expiration_ttl": 2**60}):
+        for wrong in ({"expiration_ttl": 59}, {"expiration": int(clock.now) + 59}, {"expiration_ttl": 2**60}):
             with pytest.raises(BindingError, match="400 Invalid expiration"):
                 await kv.call("put", [], {"key": "k", "value": b"", **wrong})
     finally:

@@ -12,6 +12,7 @@ from runtime.functions.bindings.usage import BATCH, CPU_RECORD_S, GONE_S, Functi
 from runtime.functions.channel import Failure
 from runtime.inference import SiteInference
 from sites.config import ConfigError
+from tests.clock import Clock
 from tests.runtime.conftest import Site, make_site, model_directory, site  # noqa: F401 - fixtures
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.errors import ApiError
@@ -22,16 +23,8 @@ MODEL = "@test/tiny"
 ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def usage(directory: Path, clock: Clock | None = None) -> FunctionUsage:
-    return FunctionUsage(directory, "ams1", {"hello": "acme"}.__getitem__, clock or Clock())
+    return FunctionUsage(directory, "ams1", {"hello": "acme"}.__getitem__, clock or Clock(1000.0))
 
 
 def opened(directory: Path, clock: Clock | None = None) -> FunctionUsage:
@@ -76,7 +69,7 @@ def test_a_record_is_told_until_it_is_written_and_no_longer(tmp_path: Path) -> N
 
 
 def test_what_one_ledger_was_handed_no_other_gets_but_when_it_is_gone(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     kept = opened(tmp_path, clock)
     use(kept, 5)
     (record,) = told(kept, "one")
@@ -123,7 +116,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
 
 
 def test_processor_time_is_a_record_for_every_ten_seconds_of_use(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     kept = opened(tmp_path, clock)
     for _ in range(4):
         kept.computed("hello", 0.25)

@@ -162,26 +162,6 @@ async def test_of_a_refused_handshake_nothing_waits_on(server: Site) -> None:
         await eventually(lambda: not [task for task in asyncio.all_tasks() if "_awaited" in str(task.get_coro())])
 
 
-async def test_the_functions_close_reaches_the_client(server: Site) -> None:
-    async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
-        await socket.send_str("close")
-        assert await closed(socket) == (4001, "as you wish")
-    await eventually(lambda: "closed 1000  True" in printed(server))  # with what this client answers
-
-
-async def test_a_client_that_vanishes_ends_with_1006(server: Site) -> None:
-    async with aiohttp.ClientSession(server.url) as client:
-        socket = await client.ws_connect("/fn/f/echo")
-        await socket.send_str("x")
-        await socket.receive_str(timeout=10)
-        transport = socket._response.connection.transport
-        transport.abort()
-        socket._response.close()
-        await eventually(
-            lambda: any(line.startswith("closed 1006") and line.endswith("False") for line in printed(server))
-        )
-
-
 @pytest.mark.parametrize(
     ("path", "status", "word"),
     [
@@ -234,31 +214,6 @@ async def test_a_replaced_function_closes_its_sockets_with_1012(server: Site) ->
         assert await closed(socket) == (1012, "the function is being replaced")
 
 
-async def test_a_draining_site_closes_its_sockets_with_1012(make_server: SiteMaker, tmp_path: Path) -> None:
-    async with make_server(functions=table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
-        socket = await client.ws_connect("/fn/f/echo")
-        server.stop.set()
-        assert await closed(socket) == (1012, "the site is restarting")
-
-
-async def test_an_idle_socket_is_closed_and_an_open_one_outlives_the_requests_wall_time(
-    make_server: SiteMaker, tmp_path: Path
-) -> None:
-    limits = {"wall_s": 0.5, "socket_idle_s": 1.5, "idle_s": 0.3}
-    async with make_server(functions=table(tmp_path, **limits)) as server, aiohttp.ClientSession(server.url) as client:
-        socket = await client.ws_connect("/fn/f/echo")
-        pool = server.app.functions.served.functions.pools["f"]
-        for _ in range(4):
-            await asyncio.sleep(0.3)
-            await socket.send_str("x")
-            assert await socket.receive_str(timeout=10) == "x"
-        assert pool.isolates.living[0].work.sockets == 1
-        assert pool.isolates.living[0].work.load == 0
-        assert server.app.site.admission.inflight == 0
-        assert await closed(socket) == (1001, "no message for 1.5 s")
-        await eventually(lambda: not pool.isolates.living)  # and then the function sleeps
-
-
 async def test_a_socket_outlives_the_time_for_idle_connections(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,16 +229,6 @@ async def test_a_socket_outlives_the_time_for_idle_connections(
         async with client.get("/status") as answer:
             (published,) = (await answer.json())["functions"]["functions"]
         assert (published["sockets"], published["inflight"]) == (1, 0)
-
-
-async def test_a_message_that_is_too_large_ends_the_socket_with_1009(make_server: SiteMaker, tmp_path: Path) -> None:
-    functions = table(tmp_path, socket_message_mib=0.01)
-    async with make_server(functions=functions) as server, aiohttp.ClientSession(server.url) as client:
-        for sent in ("x" * 20_000, "ü" * 8_000, b"x" * 11_000):
-            async with client.ws_connect("/fn/f/echo") as socket:
-                await (socket.send_str(sent) if isinstance(sent, str) else socket.send_bytes(sent))
-                assert (await closed(socket))[0] == 1009
-        await eventually(lambda: server.app.site.admission.attached == 0)
 
 
 async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -> None:

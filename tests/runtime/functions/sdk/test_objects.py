@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import pytest
 
-from runtime.functions.bindings import alarms
 from runtime.functions.bindings.binding import Services
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.faults import Fault
@@ -380,18 +379,6 @@ async def test_an_alarm_rings_once_and_may_set_the_next_one(site: Make) -> None:
         assert "undone" in (await ask(served, "/undone"))["error"]
         await asyncio.sleep(1.7)
         assert len(await ask(served, "/rung")) == 2
-
-
-async def test_an_alarm_that_fails_is_retried_with_its_count(site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "FIRST_PAUSE_MS", 20)
-    async with site(ALARMS) as served:
-        await ask(served, "/set?key=failing&value=1")
-        await ask(served, "/later?ms=0")
-        assert [ring[:2] for ring in (await rings(served, 3))[:3]] == [[0, False], [1, True], [2, True]]
-        await ask(served, "/set?key=failing&value=0")
-        count = len(await rings(served, 4))
-        await asyncio.sleep(0.5)
-        assert len(await ask(served, "/rung")) <= count + 1
 
 
 async def test_an_alarm_that_was_due_while_the_site_was_down_rings_after_its_start(site: Make) -> None:
