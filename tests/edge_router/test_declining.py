@@ -103,7 +103,8 @@ async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
         async with running.chat() as response:
             assert response.status == 200
         retries = running.proxy.selector.retries
-        retries._clock = lambda now=retries._clock(): now  # type: ignore[misc]
+        now = retries._clock()
+        retries._clock = lambda: now
         while retries.withdraw():
             pass
         async with running.chat() as response:
