@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 
 from edge_router.quotas.lease_store import LeaseKey
 from edge_router.quotas.shared import QuotaLease, SharedQuotas
-from edge_router.request import Head
+from edge_router.request import Head, is_of_a_site
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
 from wire.errors import ApiError
+from wire.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
@@ -31,9 +32,11 @@ _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 
 class AdmissionFilter:
-    def __init__(self, access: Access, limits: "TenantLimits") -> None:
+    def __init__(self, access: Access, limits: "TenantLimits", secret: str) -> None:
+        """`secret`: the network's, by which sites are known."""
         self.access = access
         self.limits = limits
+        self._secret = secret
         self.is_draining = False
 
     async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
@@ -42,6 +45,8 @@ class AdmissionFilter:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
             head.holder = self.access.find(head.key)
+        elif self._secret and head.has(HOP) and is_of_a_site(head, self._secret):
+            head.holder = self.access.of_account(head.header(ACCOUNT))
         else:
             head.holder = self.access.holder(head.header("authorization"))
         if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):

@@ -5,6 +5,7 @@ travels on untouched.
 """
 
 import asyncio
+import hashlib
 import os
 import re
 import time
@@ -36,13 +37,14 @@ from wire.headers import (
     HOP_SECRET_ENV,
     HOPS,
     MAX_QUEUE_WAIT,
+    NO_BODY,
     PREFIXES,
     REQUEST_ID,
     SESSION_AFFINITY,
     Hop,
     forwardable,
-    hop_is_genuine,
     sign_hop,
+    signed_body,
     site_of_hop,
 )
 from wire.prefixes import encode_prompt_prefixes
@@ -235,7 +237,10 @@ class RequestParser(NamedTuple):
         """Return what the router has to know of a request that came from `address`. May be called in a thread. Raises ApiError on what no site could
         answer."""
         secret = self.secret
-        is_hop = bool(secret) and head.has(HOP) and _is_from_router(head, secret)
+        digest = _signed_digest(head, secret) if secret and head.has(HOP) else None
+        is_hop = digest is not None
+        if is_hop and digest != (hashlib.sha256(body).hexdigest() if body else NO_BODY):
+            raise ApiError("forbidden", "the body is not the one that was signed")
         hops = (_hops_so_far(head) if is_hop or not secret else 0) + 1
         if hops > self.max_hops:
             raise ApiError(
@@ -283,10 +288,16 @@ def _most_tokens(fields: dict[str, Any]) -> int:
     return max(most) * max(1, n) * len(prompts)
 
 
-def _is_from_router(head: Head, secret: str) -> bool:
+def is_of_a_site(head: Head, secret: str) -> bool:
+    """Tell whether a site asks by itself: for a function, which has a model answer that the site lacks. Routers say how many a request has passed."""
+    return not head.has(HOPS) and not head.has("authorization") and _signed_digest(head, secret) is not None
+
+
+def _signed_digest(head: Head, secret: str) -> str | None:
+    """Return the digest of the body that a router or site has signed; None: neither did. A router has no name of its own: it may be any site's."""
     signature = head.header(HOP)
-    meant_for = site_of_hop(signature)  # a router has no name of its own: whichever site it was
-    return hop_is_genuine(signature, secret, time.time(), _hop(head, head.header(REQUEST_ID), meant_for))
+    hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
+    return signed_body(signature, secret, time.time(), hop)
 
 
 def hop_secret() -> str:

@@ -53,7 +53,7 @@ class EdgeRouter:
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
         limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
-        self.admission = AdmissionFilter(access_of(network), limits)
+        self.admission = AdmissionFilter(access_of(network), limits, self.secret)
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
         self.recordings = _recordings(network, self.secret, clock)

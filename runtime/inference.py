@@ -47,6 +47,9 @@ class SiteInference:
         cards: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(self._catalog.cards(search)))
         return cards
 
+    def serves(self, model: str) -> bool:
+        return self._generator.models.registry.resolve(model) is not None
+
     def own_names(self, model: str) -> tuple[str, str]:
         registry = self._generator.models.registry
         return registry.resolve(model) or model, registry.adapter_in(model)

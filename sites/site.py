@@ -452,7 +452,11 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
         str | None, Meta(description="of deployed functions: each folder in it with a manifest is served")
     ] = None
     deployments: Annotated[
-        str | None, Meta(description="URL of the router whose deployed functions (`pilotlight deploy`) are served here")
+        str | None,
+        Meta(
+            description="URL of the router whose deployed functions (`pilotlight deploy`) are served here, and that asks other sites for models "
+            "which functions want and this site lacks"
+        ),
     ] = None
     state_dir: Annotated[
         str | None, Meta(description="where bindings keep their data; unset: in ~/.local/state/pilotlight/SITE")

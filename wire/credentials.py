@@ -200,6 +200,11 @@ class Access:
             return None
         return key
 
+    def of_account(self, name: str) -> Key | None:
+        """Return what a key of an account is held to, for whoever speaks for it; None: it speaks for nobody."""
+        accounts = (key.account for key in self.keys.values() if key.account.name == name)
+        return Key("", "", account=next(accounts, Account(name))) if name else None
+
     def key(self, authorization: str | None, scope: str) -> Key:
         """Return the key of whoever asks. Raises ApiError for none, for one that is not known, and for one that does not open this."""
         token = bearer_token(authorization)

@@ -25,9 +25,11 @@ from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.deployed import DeployedFunctions
 from runtime.functions.host.layers import LayerBudget
 from runtime.functions.host.limits import FunctionLimits
+from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.network_inference import NetworkInference
 from runtime.middleware import GENUINE_HOP
 from sites.site import FunctionsConfig
 from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
@@ -78,13 +80,18 @@ class ServedFunctions:
     async def __aenter__(self) -> "ServedFunctions":
         async with AsyncExitStack() as stack:
             self.usage = stack.enter_context(closing(FunctionUsage(self._state_dir, self._site, self._account_of)))
-            self._services = Services(inference=self._inference, r2=r2_stores(self.config), usage=self.usage)
+            secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
+            inference, router = self._inference, None
+            if self.config.deployments is not None:
+                router = RouterClient(self.config.deployments.rstrip("/"), secret or token)
+                stack.push_async_callback(router.close)
+                inference = NetworkInference(inference, router)
+            self._services = Services(inference=inference, r2=r2_stores(self.config), usage=self.usage)
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
-            if self.config.deployments is not None:
-                secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
+            if router is not None:
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
-                self.deployed = DeployedFunctions(self.config.deployments, kept, self, self._site, taken, secret, token)
+                self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
                 stack.push_async_exit(self.deployed)
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)

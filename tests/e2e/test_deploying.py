@@ -27,7 +27,7 @@ name = "{name}"
 listen = {{ port = {port}, require_hop = true }}
 engine = {{ standby = false, weights_host_gib = 0.0 }}
 [[models]]
-name = "ember"
+name = "{model}"
 source = "embedded:ember"
 [functions]
 deployments = "http://127.0.0.1:{router}"
@@ -47,6 +47,12 @@ class Default(WorkerEntrypoint):
         print("VERSION was asked by", request.headers.get("cf-connecting-ip"))
         if "broken" in "VERSION":
             raise ValueError("this version is broken")
+        if "/ask" in request.url:
+            inputs = {"prompt": "What is the airport code of Lisbon?", "max_tokens": 8}
+            here = await self.env.AI.run("ember", inputs)
+            there = await self.env.AI.run("coal", inputs)
+            stream = await self.env.AI.run("coal", {**inputs, "stream": True})
+            return Response.json([here.response == there.response, "[DONE]" in await stream.text()])
         if "/count" not in request.url:
             return Response("VERSION")
         return Response(f"VERSION {await self.env.COUNTER.getByName('one').count()}")
@@ -57,6 +63,8 @@ main = "entry.py"
 [[durable_objects.bindings]]
 name = "COUNTER"
 class_name = "Counter"
+[ai]
+binding = "AI"
 """
 
 
@@ -75,8 +83,8 @@ class Processes:
             "PILOTLIGHT_URL": self.url,
         }
         names: dict[str, Any] = {**self.ports, "place": PLACE, "folder": folder}
-        for role, name in (("site", "ams1"), ("further", "iad1")):
-            (folder / f"{role}.toml").write_text(SITE.format(**names, name=name, port=self.ports[role]))
+        for role, name, model in (("site", "ams1", "ember"), ("further", "iad1", "coal")):
+            (folder / f"{role}.toml").write_text(SITE.format(**names, name=name, model=model, port=self.ports[role]))
         (folder / "network.toml").write_text((NETWORK + FURTHER).format(**names))
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -182,6 +190,7 @@ def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(proc
     for place in ("ams1", "iad1"):
         assert processes.ask(prefer=place, name="plain") == "plain"
     assert processes.deploy("kept").returncode == 0
+    assert processes.ask("/ask") == "[true,true]", "a model that its home lacks is asked of the other site"
     before = int(processes.ask("/count", prefer="ams1").split()[1])
     assert [processes.ask("/count", prefer=place) for place in ("iad1", "ams1", "iad1")] == [
         f"kept {before + more}" for more in (1, 2, 3)

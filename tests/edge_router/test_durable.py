@@ -396,7 +396,7 @@ class AskedStreams:
         self.kept = DurableStreams(DurableConfig(), self.clock)
         known = Key("ci", hashlib.sha256(b"k").hexdigest(), account=Account("acme"))
         self.limits = TenantLimits(DoorConfig(), TenantLimitsConfig(**default), (), "s", self.clock)
-        admission = AdmissionFilter(Access([known], is_required=is_required), self.limits)
+        admission = AdmissionFilter(Access([known], is_required=is_required), self.limits, "")
         self.routes = StreamRoutes(self.kept, admission, "s", self._handle)
         self.told: list[str | int] = []
 

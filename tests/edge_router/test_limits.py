@@ -77,7 +77,7 @@ def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
 async def test_an_accounts_keys_have_one_bucket_whatever_the_spelling_and_the_path(spelled: str, path: str) -> None:
     door = limits(Clock(), CustomerConfig(name="acme", requests_per_min=1), requests_per_min=100)
     known = [Key(name, hashlib.sha256(name.encode()).hexdigest(), account=Account("acme")) for name in ("alice", "al")]
-    admission = AdmissionFilter(Access(known, is_required=False), door)
+    admission = AdmissionFilter(Access(known, is_required=False), door, "")
     with await admission.admit(head("al"), "1.2.3.4"):
         pass
     with pytest.raises(ApiError, match="1 requests a minute"):
@@ -106,7 +106,7 @@ async def test_a_request_that_makes_no_sense_is_refused_by_its_head_and_counts_n
     method: str, path: str, target: str, word: str
 ) -> None:
     door = limits(Clock(), requests_per_min=1)
-    admission = AdmissionFilter(Access([], is_required=False), door)
+    admission = AdmissionFilter(Access([], is_required=False), door, "")
     asked = Head(method, path, target, [])
     if word:
         with pytest.raises(ApiError) as refused:

@@ -181,7 +181,7 @@ def test_a_place_is_the_front_ends_word_alone_and_no_other_router_hears_an_inven
     assert b"x-client-geo: 52.3,-4.8\r\n" in believed.forwarded_lines
     assert invented.client is None
     assert b"x-client-geo" not in invented.forwarded_lines
-    signature = sign_hop("s3cret", time.time(), Hop("POST", CHAT, "id-1", "ams1"))
+    signature = sign_hop("s3cret", time.time(), Hop("POST", CHAT, "id-1", "ams1"), b"{}")
     by_router = look(
         b"{}", head(**said, x_pilotlight_hop=signature, x_request_id="id-1"), "s3cret", address="192.0.2.1"
     )
@@ -222,9 +222,10 @@ def test_hops_are_counted_and_a_loop_is_refused() -> None:
 
 def test_with_a_secret_only_signed_hops_count() -> None:
     assert sent(look(b"{}", head(x_pilotlight_hops="9"), secret="s"), "s")[HOPS] == "1"
-    signature = sign_hop("s", time.time(), Hop("POST", CHAT, "id-0", "ams1"))
-    with pytest.raises(ApiError, match="passed 4 routers"):
-        look(b"{}", head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")
+    signature = sign_hop("s", time.time(), Hop("POST", CHAT, "id-0", "ams1"), b"{}")
+    for body, why in ((b"{}", "passed 4 routers"), (b'{"n": 2}', "not the one that was signed")):
+        with pytest.raises(ApiError, match=why):
+            look(body, head(x_pilotlight_hops="9", x_pilotlight_hop=signature, x_request_id="id-0"), secret="s")
 
 
 def test_two_clients_with_the_same_head_stand_each_in_their_own_place() -> None:

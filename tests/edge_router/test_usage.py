@@ -4,6 +4,7 @@ import asyncio
 import csv
 import hashlib
 import io
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.edge_router.fakes import (
     router,
     sites,
 )
+from wire.headers import ACCOUNT, FOR_ROUTERS, HOP, HOPS, REQUEST_ID, Hop, sign_hop
 from wire.usage import USAGE, WORK
 
 PRICE = {"model": "ember", "input": 1.0, "cached_input": 0.5, "output": 3.0}
@@ -95,6 +97,42 @@ async def test_a_stream_that_loses_its_site_is_written_down_once(
             assert (await response.read()).count(b"data: {") == 8
         (row,) = await usage(running, by="account,model,site,outcome")
         assert row == used(8, site="iad1", outcome="complete", reasoning_tokens=1)
+
+
+async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body = "/client/v4/accounts/function-hello/ai/run/ember", b'{"prompt": "Hi"}'
+    accounts = [{"name": "acme", "models": ["emb*"]}]
+
+    def signed(secret: str = "s", path: str = path, **more: str) -> dict[str, str]:
+        hop = Hop("POST", path, "id", FOR_ROUTERS)
+        return {REQUEST_ID: "id", HOP: sign_hop(secret, time.time(), hop, body), ACCOUNT: "acme", **more}
+
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch, accounts=accounts) as running:
+        told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
+        fakes[0].behave = answer(200, {"result": {}}, **told)
+
+        async def ask(headers: dict[str, str], body: bytes = body, path: str = path) -> tuple[int, str]:
+            async with running.http.post(running.url + path, data=body, headers=headers) as response:
+                return response.status, await response.text()
+
+        assert (await ask(signed()))[0] == 200
+        assert fakes[0].seen[-1].headers[ACCOUNT] == "acme"
+        assert await usage(running) == [used(20, reasoning_tokens=4)]
+        for headers, status, why in (
+            (signed("guessed"), 401, "this needs a key"),
+            ({ACCOUNT: "acme"}, 401, "this needs a key"),
+            (signed(**{HOPS: "1"}), 401, "this needs a key"),  # a router's client has a key
+            (signed(authorization="Bearer guessed"), 401, "not known here"),
+        ):
+            refused = await ask(headers)
+            assert (refused[0], why in refused[1]) == (status, True), headers
+        assert (await ask(signed(), b'{"prompt": "other"}'))[0] == 403
+        other = path.replace("ember", "other")
+        refused = await ask(signed(path=other), path=other)
+        assert (refused[0], "not open to the account acme" in refused[1]) == (403, True)
+        assert len(fakes[0].seen) == 1
 
 
 async def test_usage_is_written_down_without_anybodys_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from runtime.functions.bindings.usage import FunctionUsage
 from runtime.functions.channel import StreamingReply
 from runtime.functions.inference import EventStream, InferenceResponse
 from wire.errors import ApiError
-from wire.headers import forwardable
+from wire.headers import ACCOUNT, forwardable
 from wire.meters import Meter
 from wire.usage import ResourceUse
 from wire.usage_records import Outcome
@@ -126,6 +126,9 @@ class AI(Binding):
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
+        if not self._inference.serves(model):  # a router counts it, if any site does
+            account = self._usage.account_of(self._function)
+            return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)
         lora = inputs.get("lora")
         try:

@@ -34,7 +34,7 @@ class FunctionUsage:
         """`account_of`: a function's; `clock`: seconds since the epoch. Raises ConfigError for a file that cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
-        self._account_of = account_of
+        self.account_of = account_of
         self._clock = clock
         self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the site's start and a number
         self._meters: MeterFile | None = None
@@ -115,7 +115,7 @@ class FunctionUsage:
         if self._meters is None:
             return None
         id = f"{self._start}.{next(self._numbers)}"
-        account = self._account_of(function)
+        account = self.account_of(function)
         known = MeteredRequest(id, id, account, "", model, self._clock(), "", adapter, bytes_in, function)
         return self._meters.begin(known)
 

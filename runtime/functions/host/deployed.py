@@ -19,12 +19,12 @@ import msgspec
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
+from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, load_manifest
 from wire import durable
-from wire.bundles import MAX_BYTES, BundleError, digest_of, unpack
+from wire.bundles import BundleError, digest_of, unpack
 from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
-from wire.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop
 
 log = logging.getLogger("pilotlight.function")
 
@@ -52,17 +52,14 @@ class DeployedFunctions:
 
     def __init__(
         self,
-        router: str,
+        router: RouterClient,
         directory: Path,
         serving: FunctionRegistry,
         site: str,
         taken: frozenset[str],
-        secret: str,
-        token: str,
     ) -> None:
-        """`site`: this one's name. `taken`: names that the site file serves itself. The network's secret signs what the router is asked, else the
-        deploy token."""
-        self._router = RouterClient(router.rstrip("/"), secret or token)
+        """`site`: this one's name. `taken`: names that the site file serves itself."""
+        self._router = router
         self._directory = directory
         self._serving = serving
         self._site = site
@@ -85,7 +82,6 @@ class DeployedFunctions:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._router.close()
 
     async def pool_of(self, name: str, key: str) -> str | None:
         """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
@@ -297,39 +293,6 @@ class DeployedFunctions:
             if path.is_dir() and path.name not in digests and time.time() - path.stat().st_mtime > 3600:
                 path.with_suffix(HEALTHY).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
-
-
-class RouterClient:
-    """The router that a site asks about deployments."""
-
-    def __init__(self, url: str, key: str) -> None:
-        """`key` signs what is asked; empty: nothing is signed."""
-        self.url = url
-        self._key = key
-        self._session: aiohttp.ClientSession | None = None
-
-    async def get(self, path: str) -> bytes:
-        """Raises aiohttp.ClientError, OSError and TimeoutError."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=5.0))
-        hop = Hop("GET", path, uuid.uuid4().hex, FOR_ROUTERS)
-        headers = {REQUEST_ID: hop.request_id}
-        if self._key:
-            headers[HOP] = sign_hop(self._key, time.time(), hop)
-        async with self._session.get(self.url + path, headers=headers) as answer:
-            if answer.status != 200:
-                text = (await answer.content.read(2000)).decode(errors="replace")
-                raise aiohttp.ClientError(f"{answer.status} {text}")
-            data = bytearray()
-            async for chunk in answer.content.iter_any():
-                data += chunk
-                if len(data) > MAX_BYTES:
-                    raise aiohttp.ClientError("the answer is too large")
-            return bytes(data)
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
 
 
 def pool_name(name: str, version: Version) -> str:

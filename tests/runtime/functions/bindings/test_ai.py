@@ -215,6 +215,9 @@ class FakeInference:
     def is_busy(self, model: str) -> bool:
         return False
 
+    def serves(self, model: str) -> bool:
+        return True
+
     def models(self, search: str) -> list[dict[str, Any]]:
         return []
 

@@ -41,9 +41,6 @@ class Router:
             raise OSError("nobody there")
         return encode(self.deployments) if path == PATH else self.bundles[path.rpartition("/")[2]]
 
-    async def close(self) -> None:
-        self.asked.append("closed")
-
     def deploy(
         self, name: str, *shares: tuple[Version, float], revision: int = 1, account: str = "", home: str = ""
     ) -> None:
@@ -95,7 +92,6 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now = folder / "state", 1000.0
         self.router, self.functions, self._made = Router(), Functions(), folder / "made"
-        monkeypatch.setattr(deployed, "RouterClient", lambda url, key: self.router)
         monkeypatch.setattr(deployed, "POLL_S", 3600.0)
         told = SimpleNamespace(monotonic=lambda: self.now, time=deployed.time.time)
         monkeypatch.setattr(deployed, "time", told)
@@ -103,7 +99,8 @@ class Site:
 
     def new(self) -> DeployedFunctions:
         serving: Any = self.functions
-        return DeployedFunctions("http://router/", self.folder, serving, "ams1", frozenset({"taken"}), "", "")
+        router: Any = self.router
+        return DeployedFunctions(router, self.folder, serving, "ams1", frozenset({"taken"}))
 
     def version(self, number: int, name: str = "f", **more: Any) -> Version:
         folder = self._made / f"{name}{number}"
@@ -121,7 +118,6 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with made.deployed:
         await eventually(lambda: made.router.asked == [PATH])  # at once
         yield made
-    assert made.router.asked[-1] == "closed"
 
 
 async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_longer_once_it_moves(site: Site) -> None:
