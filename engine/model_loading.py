@@ -41,14 +41,13 @@ from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
-from engine.weights.source import WeightSource
+from engine.weights.source import DTYPE_NAMES, WeightSource
 from engine.weights.storage import MetaStorage
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator, RankLinks
 
 _WARM_UP_TOKENS = 8
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @contextmanager
@@ -262,7 +261,7 @@ class ModelLoading(NamedTuple):
                 f"{self.spec.path} was packed as {_name(packed)}; say dtype auto, or pack it again as {wanted}"
             )
         device = self.arena.device
-        return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else _DTYPES[wanted])
+        return packed or (choose_dtype(self.source.facts, device) if wanted == "auto" else DTYPE_NAMES[wanted])
 
     def needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
         """Whether to warm up. On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): it is there to prove that
@@ -321,7 +320,7 @@ class ModelLoading(NamedTuple):
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:
-    return _DTYPES[choose_dtype_name(facts.num_parameters, frozenset(facts.dtypes), device.type == "cpu")]
+    return DTYPE_NAMES[choose_dtype_name(facts.num_parameters, frozenset(facts.dtypes), device.type == "cpu")]
 
 
 def _name(dtype: torch.dtype) -> str:

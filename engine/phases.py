@@ -1,18 +1,16 @@
 """What a load's time goes into, one phase after another: the raw material of a cold start's timeline."""
 
 import time
-from collections.abc import Callable
 
 
 class Phases:
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._began = self._last = clock()
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
         self._spent: dict[str, float] = {}
 
     def end(self, name: str) -> None:
         """Count the time since the last end, or the beginning, as that of `name`. A name may come again."""
-        now = self._clock()
+        now = time.perf_counter()
         self._spent[name] = self._spent.get(name, 0.0) + now - self._last
         self._last = now
 

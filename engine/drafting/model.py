@@ -4,7 +4,6 @@ What it draws by lies in the sequences' blocks (engine/models/draft_layers.py), 
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from engine.drafting.costs import StepCosts
@@ -16,20 +15,12 @@ from engine.step import ChoiceRow, StepInput
 
 
 class ModelDrafter:
-    def __init__(
-        self,
-        name: str,
-        prior: float,
-        runner: Runner,
-        block_size: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, name: str, prior: float, runner: Runner, block_size: int) -> None:
         """`prior`: how often a guess is right, before any was checked. `runner`: of the drafter, over the blocks of the model that it drafts for."""
         self.name = name
         self.prior = prior
         self._runner = runner
         self._block_size = block_size
-        self._clock = clock
         self._costs = StepCosts()  # of a token of each sequence
 
     def predict_s(self, num_sequences: int) -> float:
@@ -38,7 +29,7 @@ class ModelDrafter:
 
     def propose(self, sequences: SequenceOf[Sequence], length: int) -> list[list[int]]:
         """Guess `length` tokens behind each one's known ones. They hold blocks for all but the last. Raises DrafterError, or whatever breaks."""
-        began = self._clock()
+        began = time.perf_counter()
         starts = [known_tokens(sequence) - 1 for sequence in sequences]
         newest = [sequence.token_ids[start] for sequence, start in zip(sequences, starts, strict=True)]
         guesses: list[list[int]] = [[] for _ in sequences]
@@ -55,7 +46,7 @@ class ModelDrafter:
             newest = [token.token_id for token in tokens]
             for guessed, token_id in zip(guesses, newest, strict=True):
                 guessed.append(token_id)
-        self._costs.count(len(sequences), (self._clock() - began) / length)
+        self._costs.count(len(sequences), (time.perf_counter() - began) / length)
         return guesses
 
 

@@ -6,10 +6,9 @@ MOST_BYTES = 128 << 20
 
 
 class ImageFiles:
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self) -> None:
         self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last behind the others
         self._num_bytes = 0
-        self._most_bytes = most_bytes
 
     def found(self, name: bytes, data: bytes) -> bytes | None:
         """Return an image's file: the one that is sent, or that was; None: it is not here."""
@@ -21,7 +20,7 @@ class ImageFiles:
             self._files[name] = data
             self._num_bytes += len(data)
         self._files.move_to_end(name)
-        while self._num_bytes > self._most_bytes:
+        while self._num_bytes > MOST_BYTES:
             _, dropped = self._files.popitem(last=False)
             self._num_bytes -= len(dropped)
         return data

@@ -65,12 +65,12 @@ class _Encoded:
 
 
 class ImageResidency:
-    def __init__(self, encoder: ImageEncoder, most_bytes: int = ENCODED_BYTES) -> None:
+    def __init__(self, encoder: ImageEncoder) -> None:
         self.num_encoded = 0
         self.num_found = 0
         self._files = ImageFiles()
         self._encoder = encoder
-        self._most_bytes = most_bytes
+        self._most_bytes = ENCODED_BYTES
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last behind the others
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []

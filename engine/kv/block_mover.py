@@ -37,14 +37,7 @@ class HostFetch:
 
 
 class BlockMover:
-    def __init__(
-        self,
-        host: HostTier,
-        behind: Sequence[TierBehind],
-        copier: BlockCopier,
-        block_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, host: HostTier, behind: Sequence[TierBehind], copier: BlockCopier, block_bytes: int) -> None:
         """`behind`: tiers that are offered what is stored. Raises TierError where a block does not fit the host tier."""
         host.add_size(block_bytes)
         self.store_rate = TransferRate()
@@ -56,14 +49,13 @@ class BlockMover:
         self._behind = behind
         self._copier = copier
         self._block_bytes = block_bytes
-        self._clock = clock
 
     def mark(self) -> object:
         """Return when all that is launched now will be complete."""
         return self._copier.mark()
 
     def begin_fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> HostFetch:
-        return HostFetch(self._host.pin_prefix(hashes), blocks, self.mark(), self._clock())
+        return HostFetch(self._host.pin_prefix(hashes), blocks, self.mark(), time.monotonic())
 
     def end_fetch(self, fetch: HostFetch) -> None:
         self._host.unpin(fetch.slots)
@@ -82,11 +74,11 @@ class BlockMover:
             if sound < len(slots):
                 self.num_lost += 1
                 break
-        self.fetch_rate.add(fetch.num_blocks * self._block_bytes, self._clock() - fetch.started)
+        self.fetch_rate.add(fetch.num_blocks * self._block_bytes, time.monotonic() - fetch.started)
 
     def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
         """Copy blocks into the host tier and offer them to the tiers behind it. `on_copied`: from then on they may be overwritten."""
-        started = self._clock()
+        started = time.monotonic()
         reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
         wanted = [(one, slot) for one, slot in reserved if slot is not None]
         slots = [slot for _, slot in wanted]
@@ -108,7 +100,7 @@ class BlockMover:
                 tier.offer(slot.block_hash)
             self._host.unpin([slot])
         if slots:
-            self.store_rate.add(len(slots) * self._block_bytes, self._clock() - started)
+            self.store_rate.add(len(slots) * self._block_bytes, time.monotonic() - started)
 
     def _num_sound(self, slots: Sequence[HostSlot]) -> int:
         """Count the slots before the first that is not sound."""

@@ -53,7 +53,6 @@ class StoreThread:
         master: str,
         host: HostTier,
         disk: DiskTier | None = None,
-        open_store: Callable[[str], StoreTier] = StoreTier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`disk`: nearer than the store; a chain may lie in both."""
@@ -70,7 +69,7 @@ class StoreThread:
         self._job: StoreLookup | TierRead | None = None
         self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store said it has, the last of them last
         self._closing = False
-        self._thread = threading.Thread(target=self._run, args=(master, open_store), name="kv-store", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(master,), name="kv-store", daemon=True)
         self._thread.start()
 
     def __contains__(self, name: bytes) -> bool:
@@ -130,8 +129,8 @@ class StoreThread:
             self._jobs.append(job)
             self._condition.notify_all()
 
-    def _run(self, master: str, open_store: Callable[[str], StoreTier]) -> None:
-        store = self._open(master, open_store)
+    def _run(self, master: str) -> None:
+        store = self._open(master)
         if store is None:
             return
         self.writer.start(store)
@@ -156,12 +155,12 @@ class StoreThread:
         if self.writer.has_ended:
             store.close()
 
-    def _open(self, master: str, open_store: Callable[[str], StoreTier]) -> StoreTier | None:
+    def _open(self, master: str) -> StoreTier | None:
         """Become a member, as soon as the master is there."""
         while True:
             if not self._backoff.is_exhausted:
                 try:
-                    return open_store(master)
+                    return StoreTier(master)
                 except StoreError as error:
                     self._backoff.fail(str(error))
             with self._condition:

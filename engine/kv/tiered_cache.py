@@ -4,9 +4,8 @@ The engine's thread asks and hardly ever waits: a thread of the model's own move
 """
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.kv.block_copier import BlockCopier
@@ -34,13 +33,12 @@ class TieredCache(Tiers):
         disk: DiskThread | None,
         copier: BlockCopier,
         block_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
         peers: "PeerLink | None" = None,
         store: StoreThread | None = None,
     ) -> None:
         """`peers`: hosts that fetch this model's blocks, and whose blocks are fetched. Raises TierError where a block does not fit the host tier."""
         self._behind: list[TierBehind] = [tier for tier in (disk, store) if tier is not None]  # the nearest first
-        self.mover = BlockMover(host, self._behind, copier, block_bytes, clock)
+        self.mover = BlockMover(host, self._behind, copier, block_bytes)
         self._host = host
         self._store = store
         self.has_store = store is not None

@@ -58,9 +58,9 @@ class DeviceSet(NamedTuple):
         return f"{self.number}x{self.device.name}"
 
 
-def cpu(memory_bytes: int | None = None) -> Device:
+def cpu() -> Device:
     """Return this machine's CPU. Its ceilings are those of the machine with a record: two cores of an AMD EPYC."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory_bytes is None else memory_bytes
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device("cpu", there, 49.8e9, 0.95e12, 10e9, _MEASURED_CPU, "ceilings measured on two cores of an AMD EPYC")
 
 

@@ -18,13 +18,12 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import StoredTensor
-from engine.weights.staging import Copier, Staging, copy, make_copier
+from engine.weights.staging import Copier, Make, Staging, copy, make_copier
 from kernels.cpu.finite import is_finite, total_of
 from kernels.cpu.mapped_file import opened
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
 Write = Callable[[int, memoryview], None]  # bytes, and where they begin
-Make = Callable[..., None]  # (into, *stored): writes `into` from what is stored
 
 DTYPES = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,

@@ -14,11 +14,12 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.filling import DTYPES, Make
+from engine.weights.filling import DTYPES
 from engine.weights.formats.format import FLOATS, WeightFormat, stacked_name
 from engine.weights.formats.plain import PLAIN
 from engine.weights.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
 from engine.weights.shard import WHOLE, AxisRange, ExpertStack, MatrixPart, Shard, Split
+from engine.weights.staging import Make
 from engine.weights.storage import WeightStorage
 from kernels.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
 from kernels.plain import PlainWeight

@@ -32,8 +32,8 @@ class Copier(Protocol):
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Allocate bytes on the host."""
 
-    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
-        """Call make(into, *staged), perhaps later, and return what waits until `staged` may be written again."""
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable | None:
+        """Call make(into, *staged), perhaps later, and return what waits until `staged` may be written again; None: it may at once."""
 
 
 class Staging:
@@ -75,11 +75,6 @@ def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
     into.copy_(staged)
 
 
-class CopyDone:
-    def wait(self) -> None:
-        pass
-
-
 class CpuCopier:
     num_buffers = 1
 
@@ -89,9 +84,8 @@ class CpuCopier:
     def allocate(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
+    def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> None:
         make(into, *staged)
-        return CopyDone()
 
 
 class CudaCopier:

@@ -15,7 +15,8 @@ import torch
 from engine.weights.bundle import CHUNK_VALUES, ITEM_BYTES, Bundle, PlacedTensor, TensorSpec, WeightBundleError
 from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, ExpectedTensor, StoredTensor, index_checkpoint, packed_file
-from engine.weights.filling import DTYPES, NAMES, Job, Make, is_stored_as, read_stored
+from engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
+from engine.weights.staging import Make
 from kernels.cpu import pages
 from kernels.cpu.mapped_file import can_join, map_parts, opened
 

@@ -3,13 +3,13 @@
 Knows where an answer starts and ends in the ids, because training learns the answers only.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
+from engine.template_environment import ENVIRONMENT
 
 HERE = Path(__file__).parent
 TEMPLATE_FILE = HERE / "chat_template.jinja"
@@ -19,14 +19,7 @@ SPECIAL = (END_OF_TEXT, START, END)
 MARKS = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
-def _to_json(value: Any) -> str:
-    """As transformers writes it: no HTML escapes, no sorted keys, which Jinja's own filter would add."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-_environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-_environment.filters["tojson"] = _to_json
-_template = _environment.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
+_template = ENVIRONMENT.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
 
 def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), ask: bool = False) -> str:

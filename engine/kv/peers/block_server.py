@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
@@ -67,7 +66,6 @@ class BlockServer:
         host: HostTier,
         keys: "Keys | None" = None,
         engine: "TransferEngine | None" = None,
-        clock: Callable[[], float] = time.monotonic,
         *,
         lend_address: str | None = None,
     ) -> None:
@@ -76,7 +74,6 @@ class BlockServer:
         self.rate = TransferRate()  # to this site's hosts
         self.num_expired = 0  # leases of readers that fell silent
         self._host = host
-        self._clock = clock
         self._lock = threading.Lock()
         self._caches: set[CacheIdentity] = set()
         self._hand_overs: dict[str, float | None] = {}  # when each ended, the oldest first; None: it is open
@@ -126,7 +123,7 @@ class BlockServer:
         """Note that it computes no more."""
         with self._lock:
             if hand_over in self._hand_overs:
-                self._hand_overs[hand_over] = self._clock()
+                self._hand_overs[hand_over] = time.monotonic()
 
     def close(self) -> None:
         os.close(self._wake)
@@ -167,7 +164,7 @@ class BlockServer:
         except PeerError as error:
             self._send(reader, PeerRefused(str(error)))
             return
-        now = self._clock()
+        now = time.monotonic()
         if reader in self._readers:
             self._readers[reader].heard_at = now
         for grant in self._grants.values():
@@ -198,7 +195,7 @@ class BlockServer:
         if kind is None:
             self._send(reader, PeerRefused(f"none of {', '.join(hello.transports)} leads to this host's blocks"))
             return
-        offer, now = self._offers[kind], self._clock()
+        offer, now = self._offers[kind], time.monotonic()
         for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
             del self._readers[gone]
         self._readers[reader] = _KnownReader(offer, TransferRate() if hello.borrows else self.rate, now)
@@ -216,11 +213,11 @@ class BlockServer:
         elif (reader, message.read) in self._grants:
             self._send(reader, NoMoreBlocks(message.read, "a read of this number is open"))
         else:
-            self._grants[reader, message.read] = _Grant(reader, message, self._clock())
+            self._grants[reader, message.read] = _Grant(reader, message, time.monotonic())
 
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
-            batch, now, reader = grant.batches.popleft(), self._clock(), self._readers[grant.reader]
+            batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
             # One batch behind another: what it waited for those before it is not its own time.
             reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
@@ -230,7 +227,7 @@ class BlockServer:
 
     def _advance(self, grant: "_Grant") -> None:
         """Tell a reader of the blocks that are there by now, or that no more come."""
-        now = self._clock()
+        now = time.monotonic()
         if now - grant.heard_at > LEASE_S:
             self.num_expired += 1
             self._end(grant.reader, grant.read)
@@ -279,7 +276,7 @@ class BlockServer:
 
     def _send(self, reader: bytes, message: FromServer, frames: "list[bytes] | tuple[()]" = ()) -> None:
         if reader in self._readers:
-            self._readers[reader].told_at = self._clock()
+            self._readers[reader].told_at = time.monotonic()
         self._socket.send_multipart([reader, encode(message), *frames], copy=False)
 
     def _end(self, reader: bytes, read: int) -> None:

@@ -16,17 +16,16 @@ from engine.kv.slot_file import SlotFile
 
 
 class TransferEngine:
-    def __init__(self, host: str, protocol: str = "tcp", device: str = "") -> None:
-        """`host`: this machine's address towards its peers. `protocol`: "tcp" or "rdma"; `device`: of RDMA. Raises PeerError where Mooncake is not
-        installed, or has no such device."""
+    def __init__(self, host: str) -> None:
+        """`host`: this machine's address towards its peers. Raises PeerError where Mooncake is not installed."""
         bound_waits()
         try:
             from mooncake.engine import TransferEngine as Engine
         except ImportError as error:
             raise PeerError(f"Mooncake cannot be used: {error}; pip install 'pilotlight[mooncake]'") from None
         self._engine: Any = Engine()
-        if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device):
-            raise PeerError(f"Mooncake has no way to move blocks by {protocol} at {host}")
+        if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
+            raise PeerError(f"Mooncake has no way to move blocks by tcp at {host}")
         self.session = f"{host}:{self._engine.get_rpc_port()}"
         self._lock = threading.Lock()
         self._registered: dict[SlotFile, int] = {}  # with the address of its memory

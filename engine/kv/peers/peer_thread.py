@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -80,7 +80,6 @@ class PeerThread:
         keys: "Keys | None" = None,
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`transports`: to be used, the best first. `engine`: of Mooncake's."""
         self.num_heard = 0  # messages of peers
@@ -89,7 +88,6 @@ class PeerThread:
         self._keys = keys
         self._transports = tuple(transports)
         self._engine = engine
-        self._clock = clock
         self._begun: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # by address
@@ -145,14 +143,14 @@ class PeerThread:
         peer = self._peers.get(address)
         if peer is None:
             try:
-                peer = self._peers[address] = _Peer(self._context, address, self._keys, self._clock())
+                peer = self._peers[address] = _Peer(self._context, address, self._keys, time.monotonic())
             except zmq.ZMQError as error:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
                 return
             peer.send(PeerHello(PEER_VERSION, self._ways_to(read.source), read.source.is_lent))
         if not peer.reads:
-            peer.heard_at = self._clock()
+            peer.heard_at = time.monotonic()
         number = next(self._numbers)
         peer.reads[number] = read
         if peer.transport is not None:
@@ -162,7 +160,7 @@ class PeerThread:
         """Return the transports to be offered to a peer: all, if each has lost its blocks lately."""
         if source.is_lent:
             return (INLINE,)
-        oldest = self._clock() - _AVOIDED_S
+        oldest = time.monotonic() - _AVOIDED_S
         sound = [kind for kind in self._transports if self._lost_at.get((source.address, kind), -math.inf) < oldest]
         return tuple(sound) or self._transports
 
@@ -171,12 +169,12 @@ class PeerThread:
         try:
             while peer.socket in found and peer.socket.poll(0):
                 frame, *payload = peer.socket.recv_multipart()
-                peer.heard_at = self._clock()
+                peer.heard_at = time.monotonic()
                 self.num_heard += 1
                 self._hear(peer, decode_from_server(frame), payload)
             if peer.monitor in found:  # behind what it said before it went
                 raise PeerError("it went away, or does not take this host's keys")
-            now = self._clock()
+            now = time.monotonic()
             if peer.reads and now - peer.heard_at > SILENCE_S:
                 raise PeerError(f"nothing was heard of it for {SILENCE_S:g} s")
         except PeerError as error:
@@ -263,7 +261,7 @@ class PeerThread:
         try:
             peer.transport.read([ready[slot.block_hash][0] for slot in slots], slots)
         except TransportLostError:
-            self._lost_at[peer.address, peer.kind] = self._clock()
+            self._lost_at[peer.address, peer.kind] = time.monotonic()
             raise
         except PeerError as error:
             log.warning("%s: %s", peer.address, error)
