@@ -105,7 +105,7 @@ class AdapterResidency:
         assert self._store is not None
         self._store.announce(source)
         known = self._read.get(source.digest)
-        if known is None:
+        if known is None or _has_failed(known):  # it may be mended by now
             known = self._read[source.digest] = self._threads.submit(self._store.read, source)
         self._read.move_to_end(source.digest)
         return known
@@ -118,7 +118,7 @@ class AdapterResidency:
             return True
         if not awaited.is_read:
             return False
-        if self._free or any(each.users == 0 for each in self._resident.values()):
+        if _has_failed(awaited.content) or self._free or any(each.users == 0 for each in self._resident.values()):
             return True
         if not any(each.is_leaving for each in self._resident.values()):
             min(self._resident.values(), key=lambda each: each.users).is_leaving = True
@@ -127,7 +127,7 @@ class AdapterResidency:
     def take(self, awaited: "AwaitedAdapter") -> None:
         """Give a sequence that has waited its slot. Raises AdapterError, or what reading it has raised."""
         self._waiting.remove(awaited)
-        resident = self._resident.get(awaited.source.digest) or self._load(awaited.source)
+        resident = self._resident.get(awaited.source.digest) or self._load(awaited.source, awaited.content)
         resident.is_leaving = False
         self._hold(awaited.sequence, resident)
 
@@ -142,13 +142,14 @@ class AdapterResidency:
         resident.users += 1
         self._resident.move_to_end(sequence.adapter.digest)
 
-    def _load(self, source: AdapterSource) -> _Resident:
+    def _load(self, source: AdapterSource, read: "Future[Any]") -> _Resident:
         """Put an adapter that has been read into a slot that is free, or that nobody uses."""
         assert self._store is not None
         try:
-            content = self._read[source.digest].result(timeout=0)
+            content = read.result(timeout=0)
         except BaseException:
-            self._read.pop(source.digest, None)  # it may be mended by the next time
+            if self._read.get(source.digest) is read:
+                del self._read[source.digest]
             raise
         resident = _Resident(self._free.pop() if self._free else self._evict())
         try:
@@ -186,6 +187,10 @@ class AdapterResidency:
                 del self._read[digest]
 
 
+def _has_failed(read: "Future[Any]") -> bool:
+    return read.done() and read.exception() is not None
+
+
 class AwaitedAdapter:
     """An adapter that a sequence waits for while others run."""
 
@@ -197,12 +202,12 @@ class AwaitedAdapter:
         self.num_tokens = len(sequence.token_ids)
         self._residency = residency
         self._read_by = read_by
-        self._content = residency.reading(source)
+        self.content = residency.reading(source)
         self._is_cancelled = False
 
     @property
     def is_read(self) -> bool:
-        return self._content.done()
+        return self.content.done()
 
     @property
     def deadline(self) -> float:

@@ -165,6 +165,22 @@ def test_an_adapter_that_cannot_be_read_says_so_and_is_read_again(digest: str) -
     assert got(asked(residency, "a")[1]).adapter_slot == 0
 
 
+def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
+    residency = AdapterResidency("m", FakeStore(1))
+    got(asked(residency, "a")[1])  # which holds the only slot
+    waiting = [asked(residency, "bad")[1] for _ in range(2)]
+    assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
+
+
+def test_what_failed_when_nobody_waited_any_more_is_read_again() -> None:
+    store = FakeStore(1)
+    residency = AdapterResidency("m", store)
+    _, awaited = asked(residency, "bad")
+    read(awaited).cancel()
+    assert "another model" in got(asked(residency, "bad")[1]).why_unadapted
+    assert store.reads == ["bad", "bad"]
+
+
 def test_a_slot_that_could_not_be_filled_is_free_again() -> None:
     store = FakeStore(1)
     residency = AdapterResidency("m", store)
