@@ -290,7 +290,9 @@ class ModelLoading(NamedTuple):
             name=self.spec.name,
             context_length=context_length,
             vocab_size=self.config.vocab_size,
-            eos_token_ids=() if is_encoder else eos_token_ids(Path(self.spec.path), self.raw_config),
+            eos_token_ids=()
+            if is_encoder
+            else eos_token_ids(Path(self.spec.path), self.raw_config, self.config.vocab_size),
             dtype=_name(self.dtype()),
             block_size=block_size,
             total_blocks=total_blocks,

@@ -88,8 +88,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(directory, "config.json", wanted=("architectures",))
 
 
-def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a turn: those of generation_config.json where it has any, and of config.json."""
+def eos_token_ids(directory: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """Return the ids that end a turn: those of generation_config.json where it has any, and of config.json. Others than the vocabulary's end none."""
     generation = (
         read_json(directory, "generation_config.json") if (directory / "generation_config.json").exists() else {}
     )
@@ -100,4 +100,4 @@ def eos_token_ids(directory: Path, config: Mapping[str, Any]) -> tuple[int, ...]
         if not all(isinstance(i, int) for i in values):
             raise CheckpointError(f"{directory} has eos_token_id = {value!r}; it must be a token id or a list of them")
         ids.update(values)
-    return tuple(sorted(ids))
+    return tuple(sorted(i for i in ids if 0 <= i < vocab_size))

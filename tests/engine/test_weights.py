@@ -176,6 +176,14 @@ def test_a_model_that_yields_no_numbers_is_not_ready(directory: Path) -> None:
         load_engine(directory)
 
 
+def test_ends_of_turns_outside_the_vocabulary_end_nothing(directory: Path) -> None:
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [431, 100_000, -1, 7]}))
+    engine = load_engine(directory)
+    asked = submit("a", [1, 2, 3], max_tokens=4, min_tokens=4, ignore_eos=False)
+    assert len(one(engine, asked).token_ids) == 4
+    assert engine.info.eos_token_ids == (1, 7)
+
+
 def test_a_cache_for_less_than_two_tokens_is_refused(directory: Path) -> None:
     with pytest.raises(CheckpointError, match="has room for 1 token"):
         load_engine(directory, kv_tokens=1, block_size=1)

@@ -86,7 +86,7 @@ def test_the_directory_has_what_the_files_metadata_says(tmp_path: Path) -> None:
         checkpoint
     ).encode_rendered(text)
     assert ChatTemplate.from_directory(directory).sources == {"default": CHAT_TEMPLATE}
-    assert eos_token_ids(directory, found) == (0, 1)  # <|endoftext|> ends a turn as well
+    assert eos_token_ids(directory, found, found["vocab_size"]) == (0, 1)  # <|endoftext|> ends a turn as well
     generation = json.loads((directory / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.25, 17)
     assert read_model(directory, on_cpu=True).quantization is not None
