@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import orjson
+import msgspec
 
 from edge_router.backend import Backend
 from edge_router.proxied import ProxiedRequest
@@ -11,7 +11,7 @@ from edge_router.proxy import Proxy
 from edge_router.site_orders import SiteOrders
 from page.routes import Action
 from page.source import Counts, Decision, Move, SiteRow, TimeHistogram, in_steps, shown
-from wire.errors import ApiError
+from wire.errors import ApiError, message_of
 from wire.hints import SLEEP_PATH, WAKE_PATH, WakeHint
 from wire.status import Place
 
@@ -85,17 +85,16 @@ class Operations:
 
     async def timeline(self, site: str) -> bytes:
         """Return what the site's /timeline says. Raises ApiError."""
-        answered = await self._orders.get(self._backend(site).name, "/timeline")
-        if answered.status != 200:
-            raise ApiError("upstream_timeout", f"{site}: {answered.detail[:200]}")
-        return answered.detail.encode()
+        answer = await self._orders.exchange("GET", self._backend(site).name, "/timeline")
+        if answer.status != 200:
+            raise ApiError("upstream_timeout", f"{site}: {message_of(answer.body)}")
+        return answer.body
 
     async def _order(self, path: str, site: str, model: str) -> None:
-        answered = await self._orders.post(self._backend(site).name, path, WakeHint(model))
-        if answered.status == 0:
-            raise ApiError("upstream_timeout", f"{site}: {answered.detail}")
-        if answered.status >= 300:
-            raise ApiError("conflict", f"{site}: {_reason(answered.detail)}")
+        hint = msgspec.json.encode(WakeHint(model))
+        answer = await self._orders.exchange("POST", self._backend(site).name, path, hint)
+        if answer.status == 0 or answer.status >= 300:
+            raise ApiError("conflict" if answer.status else "upstream_timeout", f"{site}: {message_of(answer.body)}")
 
     async def _cordon(self, is_cordoned: bool, site: str, model: str) -> None:
         self._backend(site).cordon(is_cordoned)
@@ -104,13 +103,6 @@ class Operations:
         if (backend := self._backends.get(site)) is None:
             raise ApiError("not_found", f"this network has no site named {site[:200]!r}")
         return backend
-
-
-def _reason(body: str) -> str:
-    try:
-        return str(orjson.loads(body)["error"]["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return body[:200]
 
 
 def _row(backend: Backend) -> SiteRow:

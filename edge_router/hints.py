@@ -9,10 +9,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from edge_router.policy import Preference
 from edge_router.site_orders import SiteOrders
+from wire.errors import message_of
 from wire.hints import WAKE_PATH, WakeHint
 
 # For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
@@ -64,12 +66,12 @@ class WakeHints:
         task.add_done_callback(self._under_way.discard)
 
     async def _tell(self, site: str, model: str) -> None:
-        answered = await self._orders.post(site, WAKE_PATH, WakeHint(model))
+        answered = await self._orders.exchange("POST", site, WAKE_PATH, msgspec.json.encode(WakeHint(model)))
         outcome = "failed" if not answered.status else "heeded" if answered.status < 300 else "refused"
         if outcome == "refused":
             log.warning("site %s refused the hint to wake %s with status %d", site, model, answered.status)
         elif outcome == "failed":
-            log.info("site %s could not be told to wake %s: %s", site, model, answered.detail)
+            log.info("site %s could not be told to wake %s: %s", site, model, message_of(answered.body))
         self._hints.labels(site, outcome).inc()
 
 

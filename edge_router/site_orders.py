@@ -7,7 +7,6 @@ from io import BytesIO
 from typing import NamedTuple
 
 import aiohttp
-import msgspec
 
 from edge_router.health import reason_of
 from edge_router.request import aside_if_large
@@ -18,14 +17,9 @@ TIMEOUT_S = 2.0
 MAX_ANSWER = 1 << 20
 
 
-class Answered(NamedTuple):
-    status: int  # of HTTP; 0: there was no answer
-    detail: str  # what the site said, or why it said nothing
-
-
 class SiteAnswer(NamedTuple):
-    status: int  # likewise
-    body: bytes
+    status: int  # of HTTP; 0: there was no answer
+    body: bytes  # or why there was none
 
 
 class SiteOrders:
@@ -36,16 +30,6 @@ class SiteOrders:
         self._session = session
         self._urls = urls
         self._secret, self._clocks = secret, clocks
-
-    async def post(self, site: str, path: str, message: msgspec.Struct) -> Answered:
-        return await self._ask("POST", site, path, msgspec.json.encode(message))
-
-    async def get(self, site: str, path: str) -> Answered:
-        return await self._ask("GET", site, path, b"")
-
-    async def _ask(self, method: str, site: str, path: str, body: bytes) -> Answered:
-        told = await self.exchange(method, site, path, body)
-        return Answered(told.status, told.body.decode("utf-8", "replace"))
 
     async def exchange(
         self,

@@ -101,10 +101,10 @@ async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError, dialect: Dialect, headers: Headers = ()) -> None:
+async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
     """Send an error in the site's own name: a router believes what it says of the site."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
-    await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked, *headers])
+    await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 
 
 def answering(scope: Scope, send: Send) -> Send:

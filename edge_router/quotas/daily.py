@@ -39,8 +39,8 @@ class DayUse:
 
     __slots__ = ("cost", "tokens")
 
-    def __init__(self, tokens: int = 0, cost: int = 0) -> None:
-        self.tokens, self.cost = tokens, cost
+    def __init__(self) -> None:
+        self.tokens = self.cost = 0
 
 
 class DailyQuotas:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from edge_router.activity import TOKEN_GAPS_MS, Operations, RouterActivity
-from edge_router.site_orders import Answered
+from edge_router.site_orders import SiteAnswer
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import FirstThen, Router, continued_stream, end_it, router, sites
 from wire.errors import ApiError
@@ -94,25 +94,23 @@ async def test_an_order_reaches_the_site_and_its_refusal_the_operator(action: st
 @pytest.mark.parametrize(
     ("answered", "timeline", "order"),
     [
-        (Answered(200, "{}"), "b'{}'", "None"),
-        (Answered(202, "{}"), "upstream_timeout: ams1: {}", "None"),
-        (Answered(0, "no answer"), "upstream_timeout: ams1: no answer", "upstream_timeout: ams1: no answer"),
+        (SiteAnswer(200, b"{}"), "b'{}'", "None"),
+        (SiteAnswer(202, b"{}"), "upstream_timeout: ams1: {}", "None"),
+        (SiteAnswer(0, b"no answer"), "upstream_timeout: ams1: no answer", "upstream_timeout: ams1: no answer"),
         (
-            Answered(409, '{"error": {"message": "no"}}'),
-            'upstream_timeout: ams1: {"error": {"message": "no"}}',
+            SiteAnswer(409, b'{"error": {"message": "no"}}'),
+            "upstream_timeout: ams1: no",
             "conflict: ams1: no",
         ),
-        (Answered(300, "x" * 500), "upstream_timeout: ams1: " + "x" * 200, "conflict: ams1: " + "x" * 200),
+        (SiteAnswer(300, b"x" * 500), "upstream_timeout: ams1: " + "x" * 200, "conflict: ams1: " + "x" * 200),
     ],
 )
 async def test_an_operator_hears_what_a_site_says_or_why_it_does_not(
-    answered: Answered, timeline: str, order: str
+    answered: SiteAnswer, timeline: str, order: str
 ) -> None:
     class Orders:
-        async def ask(self, *_: object) -> Answered:
+        async def exchange(self, *_: object) -> SiteAnswer:
             return answered
-
-        get = post = ask
 
     async def told(work: Awaitable[object]) -> str:
         try:

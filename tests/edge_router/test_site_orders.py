@@ -3,11 +3,12 @@
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from edge_router.site_clocks import SiteClocks
-from edge_router.site_orders import Answered, SiteAnswer, SiteOrders
+from edge_router.site_orders import SiteAnswer, SiteOrders
 from tests.edge_router.fakes import FakeSite, answer, hang, sites
 from wire.hints import WAKE_PATH, WakeHint
 
@@ -23,13 +24,13 @@ async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_cl
         clocks = SiteClocks(["ams1"])
         clocks.is_told("ams1", clocks.now_s("ams1") + 3600.0)
         orders = SiteOrders(session, {"ams1": site.url}, secret, clocks)
-        answered = await orders.post("ams1", WAKE_PATH, WakeHint("ember"))
+        answered = await orders.exchange("POST", "ams1", WAKE_PATH, msgspec.json.encode(WakeHint("ember")))
         assert answered.status == status
         if status == 202:
-            assert answered == Answered(202, '{"is": "heard"}')
+            assert answered == SiteAnswer(202, b'{"is": "heard"}')
             assert site.bodies == [b'{"model":"ember"}']
             assert site.seen[0].content_type == "application/json"
-            assert (await orders.get("ams1", "/timeline")).status == 202
+            assert (await orders.exchange("GET", "ams1", "/timeline")).status == 202
             assert (site.seen[1].method, site.seen[1].path) == ("GET", "/timeline")
         else:
             assert site.bodies == []
