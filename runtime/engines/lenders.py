@@ -105,7 +105,9 @@ class Lender:
         if submit.images or submit.adapter is not None:
             why_not = "prompts with images or an adapter are not lent"
         if why_not:
-            return LenderOffer(math.inf, f"no ({why_not})")
+            return LenderOffer(
+                math.inf, f"no ({ascii(why_not)[1:-1]})"
+            )  # in the answer's head, whatever the other site said
         num_tokens = len(submit.prompt_token_ids)
         compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
         num_bytes = prompt_bytes(info, num_tokens)

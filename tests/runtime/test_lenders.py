@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -287,6 +287,23 @@ async def test_a_site_that_has_declined_is_not_asked_before_the_next_look() -> N
                 pass
         assert lender.status().why_not == "it declined: something of its own has come"
         assert lender._why_not("tiny") != ""
+
+
+@pytest.mark.parametrize("word", ["gr\u00f6\u00dfer als \u6a21\u578b", "two\r\nlines", "a\ttab\x00"])
+async def test_another_sites_words_fit_into_a_header(word: str) -> None:
+    body = msgspec.json.encode({"models": {}, "why_not": word})
+    refusal = answered(msgspec.json.encode({"error": {"message": word}}), "503 Service Unavailable")
+    async with Scripted(answered(body), refusal) as lender:
+        await lender._look()
+        prefill = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=1), b"")
+        assert lender.offer(prefill, 3, cast(Any, None), 1.0).why.isprintable()
+        with pytest.raises(EngineError):
+            async with lender.computing(prefill):
+                pass
+        why = lender.offer(prefill, 3, cast(Any, None), 1.0).why
+        assert why.startswith("no (it declined: ")
+        assert why.isascii()
+        assert why.isprintable()
 
 
 def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer() -> None:
