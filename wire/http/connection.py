@@ -90,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
         if idle and self._exchanges:  # now that what has come is read: most requests are whole then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
-            self.deadline = time.monotonic() + self.server.limits.head_timeout_s
+            self._has(self.server.limits.head_timeout_s)
 
     def eof_received(self) -> None:
         """Who closes the sending half alone has left too; what is written already is still sent before the connection is closed."""
@@ -107,9 +107,14 @@ class HttpConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self.deadline = NEVER if self._exchanges else time.monotonic() + self.server.limits.keep_alive_s
+        limits = self.server.limits
         if self._exchanges:
+            self.deadline = NEVER
             self._exchanges[0].wake()
+        elif self._is_lingering:
+            self._has(LINGER_S)
+        else:
+            self._has(limits.stall_s if self.transport.is_closing() else limits.keep_alive_s)
 
     # what the reader says
 
@@ -141,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
                     self.refuse(event.error)
 
     def _begin(self) -> None:
-        self.deadline = NEVER
+        self._has(NEVER)
         exchange, early = self._exchanges[0], self._early
         exchange.begin(self.server.app if early is None else _websocket_app(self, exchange, early))
 
@@ -160,12 +165,12 @@ class HttpConnection(asyncio.Protocol):
         if not exchange.body.is_whole:
             return self._linger()
         if not exchange.framing.keep_alive or self.server.is_stopping:
-            self.deadline = time.monotonic() + self.server.limits.stall_s
+            self._has(self.server.limits.stall_s)
             return self.transport.close()
         if self._exchanges:
             self.loop.call_soon(self._begin_next)  # not from within the answer before it
         else:
-            self.deadline = time.monotonic() + self.server.limits.keep_alive_s
+            self._has(self.server.limits.keep_alive_s)
         if self._is_paused and len(self._exchanges) <= 2:
             self.resume_reading()
 
@@ -227,7 +232,7 @@ class HttpConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """The rest of what the client sends is thrown away for a moment: closing on unread bytes would reset the answer under it."""
         self._is_lingering = True
-        self.deadline = time.monotonic() + LINGER_S
+        self._has(LINGER_S)
         if self.transport.is_closing():
             return
         if self.transport.can_write_eof():
@@ -235,6 +240,11 @@ class HttpConnection(asyncio.Protocol):
             self.resume_reading()
         else:
             self.transport.close()  # TLS cannot half-close
+
+    def _has(self, seconds: float) -> None:
+        """From now. Who does not read what he was sent has no more time for it by asking for more."""
+        if not self.is_full:
+            self.deadline = time.monotonic() + seconds
 
     def _tell_gone(self) -> None:
         for exchange in tuple(self._exchanges):

@@ -140,6 +140,30 @@ async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_
     assert (client.connection.deadline, client.connection.is_full) == (NEVER, False)
 
 
+@pytest.mark.parametrize("ask", [GET % 2, b"GET / HT", b""])
+async def test_who_does_not_read_an_answer_has_no_more_time_for_asking_again(ask: bytes) -> None:
+    client = Client()
+    await client.says(GET % 1)
+    client.connection.pause_writing()
+    client.connection.deadline = deadline = time.monotonic() + 5.0
+    await client.is_answered()
+    await client.says(ask)
+    assert client.connection.deadline == deadline
+    client.connection.overdue()
+    assert (client.server.cut, client.transport.told[-1]) == ({"unread": 1}, "abort")
+
+
+@pytest.mark.parametrize("head", [GET % 1, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", POST])
+async def test_who_reads_an_answer_late_has_the_time_that_is_left_to_its_connection(head: bytes) -> None:
+    client = Client()
+    await client.says(head)
+    client.connection.pause_writing()
+    await client.is_answered()
+    assert client.has(LIMITS.stall_s)
+    client.connection.resume_writing()
+    assert client.has(LINGER_S if head == POST else LIMITS.stall_s if b"close" in head else LIMITS.keep_alive_s)
+
+
 @pytest.mark.parametrize(
     ("begins", "told", "cut", "status"),
     [
