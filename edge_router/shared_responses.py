@@ -61,13 +61,12 @@ class PostgresResponses:
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
         if self._is_closed:
             raise ResponsesFault("this router has ended")
-        job = _TimedWork(work, is_write)
-        doing = asyncio.get_running_loop().run_in_executor(self._thread, self._do, job)
+        job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
+        doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
+        ending = loop.call_later(within_s, self._leave, job)  # whoever waits may leave before
+        doing.add_done_callback(lambda _: ending.cancel())
         if not (await asyncio.wait({doing}, timeout=within_s))[0]:
-            job.is_left = True
-            if job.is_running:
-                self._database.interrupt()
             raise ResponsesFault(f"no answer within {within_s:g} s", "their database does not answer in time")
         try:
             result: Result = doing.result()
@@ -84,6 +83,11 @@ class PostgresResponses:
         if not (await asyncio.wait({closing}, timeout=CLOSES_WITHIN_S))[0]:
             self._database.interrupt()
         self._thread.shutdown(wait=False)
+
+    def _leave(self, job: "_TimedWork") -> None:
+        job.is_left = True
+        if job.is_running:
+            self._database.interrupt()
 
     def _do(self, job: "_TimedWork") -> Any:
         if job.is_left:

@@ -3,8 +3,12 @@
 import asyncio
 import json
 import logging
+import random
+import threading
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import psycopg
 import pytest
 
 from dialects import response_store
-from dialects.kept_responses import Keeping, KeptResponse
+from dialects.kept_responses import Keeping, KeptResponse, failed_event
 from dialects.response_rows import EXPIRES_S
 from dialects.response_store import ResponseStore
 from edge_router import shared_responses
@@ -108,6 +112,12 @@ def ask(server: Postgres, statement: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
+def ask_number(server: Postgres, name: str) -> int:
+    """Return how many events of a response are there."""
+    ((packed,),) = ask(server, f"SELECT events FROM responses WHERE id = '{name}'")
+    return zlib.decompress(packed).count(b"\n\n")
+
+
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
     """Be past the time after which a router that is gone is missed by another one, which has been there all the while."""
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
@@ -119,6 +129,13 @@ async def stop(store: ResponseStore) -> None:
     assert store._confirming is not None
     store._confirming.cancel()
     await asyncio.gather(store._confirming, return_exceptions=True)
+    await idle(store)
+
+
+async def idle(store: ResponseStore) -> None:
+    """Wait until a router's thread has done what it was asked."""
+    assert isinstance(store._database, PostgresResponses)
+    await asyncio.get_running_loop().run_in_executor(store._database._thread, int)
 
 
 async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(server: Postgres) -> None:
@@ -192,7 +209,9 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         made.add_event(b"data: 1\n\n")
         await stop(a)
         following = asyncio.create_task(b.after(shown, 2))
-        await until(lambda: asyncio.to_thread(ask, server, f"SELECT 1 FROM response_makers WHERE maker = '{b._maker}'"))
+        await until(
+            partial(asyncio.to_thread, ask, server, f"SELECT 1 FROM response_makers WHERE maker = '{b._maker}'")
+        )
         time_passes(server, a, b)
         async with asyncio.timeout(30):
             (last,), is_last = await following
@@ -200,6 +219,8 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         told = json.loads(EventDecoder().feed(last)[0].data or b"")
         assert (told, is_last) == ({"type": "response.failed", "sequence_number": 2, "response": failed}, True)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
+        (first, *_, last), _ = await b.after(shown, 0)
+        assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
 
         a._confirming = None  # it is back, and says first how one of them has ended
@@ -348,6 +369,50 @@ async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Pos
         assert made.fields["status"] == "in_progress"
 
 
+def waits_for_its_turn(server: Postgres) -> Callable[[], Any]:
+    return partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'")
+
+
+async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'30s'"))
+    goes_on = threading.Event()
+    async with opened(server) as a, opened(server) as b:
+        for store in (a, b):
+            assert await store.keep(response("before"))
+            await stop(store)
+        writing = asyncio.create_task(a._database.run(lambda _: goes_on.wait(30), 30.0, is_write=True))
+        await until(
+            partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        )
+        keeping = asyncio.create_task(b.keep(response("after")))
+        await until(waits_for_its_turn(server))
+        assert not keeping.done()
+        goes_on.set()
+        assert await writing
+        assert await keeping
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(
+    server: Postgres, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(server) as a:
+        assert await a.keep(response("before"))
+        await stop(a)
+        monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 0.2)
+        await asyncio.to_thread(server.stop)
+        try:
+            reading = asyncio.create_task(status_of(a, "before"))
+            await asyncio.sleep(0.05)
+            if leaves:
+                reading.cancel()
+            await asyncio.wait({reading})
+            async with asyncio.timeout(10):
+                await idle(a)
+        finally:
+            await asyncio.to_thread(server.go_on)
+
+
 async def test_a_router_that_stands_still_amid_its_turn_loses_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +438,7 @@ async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_i
             assert await status_of(a, "0") == "", "who reads needs none"
 
             async def nobody_waits() -> bool:
-                return not ask(server, "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'")
+                return not await waits_for_its_turn(server)()
 
             await stop(a)
             await until(nobody_waits)
@@ -507,3 +572,56 @@ async def test_a_client_is_told_what_is_not_kept_while_the_database_is_away_and_
                 await asyncio.sleep(0.02)
         assert await alice.fields(kept["id"]) == kept
         assert await is_failing() == "0.0"
+
+
+async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
+    server: Postgres, tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    told: list[Any] = []
+
+    async def asking(client: Client, number: int) -> None:
+        previous = None
+        while True:
+            last = await client.ask(input="one", stream=number % 2 == 0, previous_response_id=previous)
+            told.append(last)
+            previous = last["id"] if last["store"] and rng.random() < 0.8 else None
+
+    async def until_told(number: int) -> None:
+        async with asyncio.timeout(60):
+            until = len(told) + number
+            while len(told) < until:
+                await asyncio.sleep(0.001)
+
+    async with two_routers(tmp_path, server) as (_, files, session), process(files[1]) as (_, b_url):
+        await ready(session, b_url)
+        asking_b = [asyncio.create_task(forever(asking, Client(session, b_url, "alice"), i)) for i in range(3)]
+        for _ in range(2):
+            async with process(files[0]) as (a_process, a_url):
+                await ready(session, a_url)
+                asking_a = [asyncio.create_task(asking(Client(session, a_url, "alice"), i)) for i in range(3)]
+                await until_told(rng.randrange(20, 40))
+                await asyncio.to_thread(server.kill)
+                await until_told(10)
+                await asyncio.to_thread(server.start)
+                await until_told(rng.randrange(20, 40))
+                a_process.kill()
+                await a_process.wait()
+                await asyncio.gather(*asking_a, return_exceptions=True)
+        for task in asking_b:
+            task.cancel()
+        await asyncio.gather(*asking_b, return_exceptions=True)
+        client = Client(session, b_url, "alice")
+        kept = [one for one in told if one["store"]]
+        assert len(kept) > 50
+        for one in kept:
+            assert await client.fields(one["id"]) == one
+    counted = "SELECT COALESCE(SUM(num_bytes), 0) FROM"
+    assert ask(server, f"{counted} responses") == ask(server, f"{counted} response_tenants")
+
+
+async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
+    """Ask again where what it goes on from cannot be read."""
+    while True:
+        with suppress(AssertionError):
+            await asking(client, number)
