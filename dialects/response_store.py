@@ -65,7 +65,8 @@ class ResponseStore:
     """`sweep()` it from time to time; `close()` it."""
 
     def __init__(self, keeping: Keeping, database: ResponseDatabase) -> None:
-        self.fault: str | None = None  # why the database could not be read or written when it was last asked
+        self.fault: str | None = None  # why the database could not be read or written when that was last tried
+        self._is_unwritable = False
         self._keeping = keeping
         self._database = database
         self._maker = os.urandom(8).hex()
@@ -257,10 +258,11 @@ class ResponseStore:
             if self.fault is None:
                 log.error("responses cannot be read or written in %s: %s", self._database.name, error)
             self.fault = error.told
+            self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
-        if self.fault is not None:
+        if self.fault is not None and (is_write or not self._is_unwritable):  # what is full can be read
             log.warning("responses are read and written again in %s", self._database.name)
-        self.fault = None
+            self.fault, self._is_unwritable = None, False
         return result
 
     def _failing(self) -> ApiError:

@@ -106,6 +106,10 @@ def is_(store: ResponseStore, name: str, status: str) -> Callable[[], Any]:
     return asked
 
 
+async def is_well(store: ResponseStore) -> bool:
+    return store.fault is None
+
+
 def ask(server: Postgres, statement: str) -> list[Any]:
     with psycopg.connect(server.url, autocommit=True) as connection:
         cursor = connection.execute(statement.encode())
@@ -322,7 +326,35 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
         await a.settle(made)
         assert (await b.find("made", "t")).fields == response("made").fields
         assert [await status_of(b, name) for name in ("before", "refused")] == ["completed", ""]
-        assert [store.fault for store in (a, b)] == [None, None]
+        await until(lambda: is_well(a))
+        await until(lambda: is_well(b))
+
+
+FULL = """CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'could not extend file "base/5/1": No space left on device' USING ERRCODE = '53100'; END $$;
+    CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON responses FOR EACH STATEMENT EXECUTE FUNCTION full_disk();
+    CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON response_makers FOR EACH STATEMENT EXECUTE FUNCTION full_disk()"""
+MENDED = "DROP TRIGGER full_disk ON responses; DROP TRIGGER full_disk ON response_makers"
+
+
+async def test_a_database_that_is_full_is_read_and_said_once_to_be_full(
+    server: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(server) as a:
+        assert await a.keep(response("before"))
+        ask(server, FULL)
+        for i in range(10):
+            assert not await a.keep(response(f"lost{i}"))
+            assert await status_of(a, "before") == "completed"
+            await asyncio.sleep(0.02)
+        assert a.fault is not None, "though it can be read"
+        assert [record.message for record in caplog.records if "pilotlight.responses" in record.name] == [
+            'responses cannot be read or written in the routers\' database: could not extend file "base/5/1": No space left on device CONTEXT: '
+            "PL/pgSQL function full_disk() line 1 at RAISE"
+        ]
+        ask(server, MENDED)
+        assert await a.keep(response("after"))
+        assert a.fault is None
 
 
 async def test_a_router_that_has_been_failing_knows_by_itself_when_its_database_is_back(
@@ -334,11 +366,7 @@ async def test_a_router_that_has_been_failing_knows_by_itself_when_its_database_
         await asyncio.to_thread(server.kill)
         assert not await a.keep(response("lost"))
         await asyncio.to_thread(server.start)
-
-        async def is_well() -> bool:
-            return a.fault is None
-
-        await until(is_well)
+        await until(lambda: is_well(a))
         assert await a.keep(response("after"))
 
 

@@ -177,6 +177,10 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"name": "ams1\n"}, r"name: must match ^[a-z0-9][a-z0-9._-]{0,62}$, which 'ams1\n' does not"),
         ({"name": "A" * 99}, f"name: must match ^[a-z0-9][a-z0-9._-]{{0,62}}$, which '{'A' * 59}... does not"),
         ({"name": "db://u:secret@h"}, "name: must match ^[a-z0-9][a-z0-9._-]{0,62}$, which 'db:...@h' does not"),
+        (
+            {"responses": {"store": "postgresql://h/d"}},
+            "unknown key 'responses.store'; did you mean 'directory'? Valid here: directory, keep_days, max_gib",
+        ),
         ({"functions": {"min_tier": 4}}, "functions.min_tier: must be 1, 2 or 3, not 4"),
         ({"functions": {"egress_allow": ["h", 1]}}, "functions.egress_allow.1: must be a string, not 1"),
         (
