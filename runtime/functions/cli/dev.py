@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ def dev(directory: Path, options: DevOptions) -> None:
         listener = bind(host, port)
         app = dev_app(manifest, site_of(manifest, options))
     except ListenError as error:
-        raise CliError(str(error)) from None
+        raise CliError(str(error).replace("set another listen.port", "choose another with --port")) from None
 
     async def serve() -> None:
         watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))
@@ -77,6 +78,8 @@ def dev(directory: Path, options: DevOptions) -> None:
     for binding in manifest.bindings:
         if binding.kind == "not_offered":
             _say(console, f"  {binding.name}: {binding.options['kind']} is not offered here; it fails when it is used")
+    for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
+        _say(console, mistake)
     _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -193,10 +196,11 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
         now = await asyncio.to_thread(snapshot, directory)
         if now == seen:
             continue
-        changed = sorted(
-            {path.name for path in seen.keys() ^ now.keys()} | {p.name for p in now if seen.get(p) != now[p]}
-        )
+        paths = (seen.keys() ^ now.keys()) | {path for path in now if seen.get(path) != now[path]}
+        changed = sorted({path.name for path in paths})
         seen = now
+        for mistake in syntax_errors(sorted(paths & now.keys())):
+            say(mistake)
         began = time.perf_counter()
         try:
             served.add(load_manifest(directory, environment), name=name, layers=layers)
@@ -204,6 +208,20 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
             say(f"not reloaded: {error}")
             continue
         say(f"reloaded after {', '.join(changed[:3])} ({1e3 * (time.perf_counter() - began):.0f} ms)")
+
+
+def syntax_errors(paths: Iterable[Path]) -> list[str]:
+    """Say what is wrong with the author's Python files before a request finds out."""
+    found = []
+    for path in paths:
+        if path.suffix == ".py" and "python_modules" not in path.parts:
+            try:
+                compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                found.append("".join(traceback.format_exception_only(error)).rstrip())
+            except OSError:
+                continue  # gone already
+    return found
 
 
 def snapshot(directory: Path) -> Seen:

@@ -186,7 +186,9 @@ class Objects:
         """Run an event for the object that the options name; `kind` is what the module has by the class's name."""
         class_name, id, name = str(options["object"]), str(options.get("id", "")), options.get("name")
         if not (isinstance(kind, type) and issubclass(kind, DurableObject)):
-            raise Failure(f"the module has no `class {class_name}(DurableObject)`", code="no_handler", name="TypeError")
+            kind_of, _, workflow = class_name.rpartition("$")
+            wanted = f"{workflow}(WorkflowEntrypoint)" if kind_of else f"{class_name}(DurableObject)"
+            raise Failure(f"the module has no `class {wanted}`", code="no_handler", name="TypeError")
         instance = self._instance(kind, class_name, id, name)
         self._instances.move_to_end((class_name, id))
         try:

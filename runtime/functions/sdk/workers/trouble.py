@@ -8,7 +8,6 @@ import sys
 import traceback
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
 from runtime.functions.channel import Failure
 
@@ -16,11 +15,18 @@ _OURS = str(Path(__file__).parents[2])  # the SDK and what serves it
 
 
 def text_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, _from_author(error.__traceback__)))
+    told = traceback.TracebackException(type(error), error, error.__traceback__)
+    _keep_authors_frames(told)
+    text = "".join(told.format())
+    for each in _chain(error):
+        if isinstance(each, Failure):  # a class of ours, which has the name of what went wrong
+            ours = f"{type(each).__module__}.{type(each).__qualname__}: "
+            text = text.replace(ours, "" if each.message.startswith(f"{each.name}:") else f"{each.name}: ")
+    return text
 
 
 def print_trouble(where: str, error: BaseException) -> None:
-    print(f"{where}: {text_of(error)}", file=sys.stderr, flush=True)
+    print(f"{where}: {text_of(error).rstrip()}", file=sys.stderr, flush=True)
 
 
 def describe(error: BaseException) -> Failure:
@@ -68,8 +74,17 @@ def _sentence(failure: Failure) -> str:
     return failure.message
 
 
-def _from_author(trace: TracebackType | None) -> TracebackType | None:
-    start = trace
-    while start is not None and start.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")):
-        start = start.tb_next
-    return start  # None, a mistake of syntax: the exception itself says where
+def _keep_authors_frames(told: traceback.TracebackException | None) -> None:
+    """Drop the frames of this SDK, of what serves it, and of the import; where none is left, the exception itself says where."""
+    if told is None:
+        return
+    kept = [frame for frame in told.stack or () if not frame.filename.startswith((_OURS, "<frozen importlib"))]
+    told.stack = traceback.StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # as without a traceback
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        _keep_authors_frames(other)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    if error is None:
+        return []
+    return [error, *_chain(error.__cause__ or (None if error.__suppress_context__ else error.__context__))]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from load_tests.local_network import free_ports
-from runtime.functions.cli.dev import models_of, snapshot
+from runtime.functions.cli.dev import models_of, snapshot, syntax_errors
 
 SOURCE = """
 import asyncio
@@ -110,6 +110,46 @@ def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -
         assert (line["site"], line["line"]) == ("dev", "something")
     refused = httpx.get(dev.url + "_pilotlight/page/tail?name=g")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_mistake_of_syntax_is_shown_when_it_is_saved_and_before_anybody_asks(dev: Dev, tmp_path: Path) -> None:
+    entry = tmp_path / "f/entry.py"
+    good = entry.read_text()
+    assert httpx.get(dev.url + "quick", timeout=30).text == "done"  # it looks at the files by now
+    entry.write_text(good + "\nclass Other(\n")
+    assert 'entry.py", line' in dev.until("File")
+    assert "SyntaxError: '(' was never closed" in dev.until("SyntaxError")
+    assert "reloaded after entry.py" in dev.until("reloaded")
+    entry.write_text(good)
+    dev.until("reloaded after entry.py")
+    assert httpx.get(dev.url + "quick", timeout=30).text == "done"
+
+
+def test_files_with_mistakes_are_named_and_those_of_packages_left_alone(tmp_path: Path) -> None:
+    for name, text in {
+        "a.py": "x = (",
+        "b.py": "x = 1",
+        "c.txt": "x = (",
+        "python_modules/d.py": "print 1",
+        "e.py": "x\0",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = syntax_errors(sorted(snapshot(tmp_path)))
+    assert len(found) == 2
+    assert f'File "{tmp_path}/a.py", line 1' in found[0]
+    assert "null bytes" in found[1]
+
+
+def test_a_port_in_use_is_named_with_the_option_that_chooses_another(dev: Dev, tmp_path: Path) -> None:
+    port = dev.url.rstrip("/").rpartition(":")[2]
+    command = [sys.executable, "-m", "runtime.cli.app", "dev", str(tmp_path / "f"), "--port", port]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"}, check=False
+    )
+    assert ended.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in ended.stderr
+    assert "or choose another with --port" in ended.stderr
 
 
 def test_logs_and_what_it_says_itself_are_no_part_of_a_function(

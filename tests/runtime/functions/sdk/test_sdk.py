@@ -8,6 +8,7 @@ import pytest
 
 from runtime.functions.channel.frames import UNNUMBERED, QueueEvent, RpcEvent, ScheduledEvent
 from runtime.functions.host.faults import Fault
+from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served
 
 HEAD = "from workers import *\nimport asyncio, json\n\n"
@@ -91,6 +92,43 @@ async def test_a_name_that_is_not_bound_is_named_with_those_that_are(served: Ser
         await served.get()
     assert 'entry.py", line 6, in fetch' in failed.value.detail
     assert "isolate.py" not in failed.value.detail
+    assert "host.py" not in failed.value.detail
+
+
+async def test_an_authors_mistake_is_told_by_its_own_name_and_frames_alone(served: Served) -> None:
+    body = """
+def ask():
+    return self.env.SELF.missing()
+try:
+    await ask()
+except Exception as error:
+    raise RuntimeError("own") from error
+"""
+    served.add(default(body), manifest='[[services]]\nbinding = "SELF"\nservice = "f"\n')
+    with pytest.raises(Fault) as failed:
+        await served.get()
+    lines = failed.value.detail.splitlines()
+    assert {line.split('"')[1].rpartition("/")[2] for line in lines if line.startswith("  File")} == {"entry.py"}
+    assert [line for line in lines if line and not line.startswith((" ", "Traceback"))] == [
+        "Error: the binding 'SELF' is not served here",
+        "The above exception was the direct cause of the following exception:",
+        "RuntimeError: own",
+    ]
+
+
+async def test_what_waits_behind_the_response_and_fails_is_logged_without_an_empty_line(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pilotlight.function")
+    served.add(
+        default(
+            "async def fails():\n    raise ValueError('later')\nself.ctx.waitUntil(fails())\nreturn Response('now')"
+        )
+    )
+    assert await served.get() == b"now"
+    await eventually(lambda: any("ValueError: later" in line for line in caplog.messages))
+    await asyncio.sleep(0.2)
+    assert not [line for line in caplog.messages if line.rstrip() == "f:"]
 
 
 async def test_wait_until_goes_on_after_the_response(served: Served) -> None:
