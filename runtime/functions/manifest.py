@@ -74,6 +74,16 @@ class Manifest:
         named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
         return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
 
+    @property
+    def notes(self) -> list[str]:
+        """What its author should hear of it, each a line: what has no effect, and what is not offered."""
+        lines = [f"{key} in the manifest has no effect here" for key in self.ignored]
+        return lines + [
+            f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
+            for binding in self.bindings
+            if binding.kind == "not_offered"
+        ]
+
 
 class ManifestAssets(NamedTuple):
     """Files that are answered without the function, where the path is none of `worker_first`."""

@@ -37,6 +37,8 @@ def deploy(
         print(f"{manifest.name}: this is version {again['number']} already, with {percent:g} % of the traffic")
         return
     print(f"{manifest.name}: {len(data)} bytes, SHA-256 {digest[:16]}")
+    for note in manifest.notes:
+        print(f"  {note}")
     api.send("PUT", f"{PATH}/bundles/{digest}", data, _token(), "application/x-tar")
     wanted = {
         "digest": digest,
@@ -56,6 +58,7 @@ def deploy(
 
 def rollback(api: Api, name: str, number: int | None) -> None:
     before = _of(api, name)
+    _expect_versions(before)
     wanted = {"expected_revision": before["revision"], "number": number}
     after = api.send("POST", f"{PATH}/{quote(name, safe='')}/rollback", json.dumps(wanted).encode(), _token())
     for line in _shares(after):
@@ -79,8 +82,7 @@ def versions(api: Api, name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(deployment, indent=2))
         return
-    if not deployment["versions"]:
-        raise CliError(f"No function named {name} has been deployed.")
+    _expect_versions(deployment)
     shares = {share["number"]: share["percent"] for share in deployment["shares"]}
     table = Table("version", "traffic", "deployed", "SHA-256", "message", box=None, header_style="bold")
     for version in reversed(deployment["versions"]):
@@ -92,6 +94,11 @@ def versions(api: Api, name: str, as_json: bool) -> None:
 
 def tail(api: Api, name: str, as_json: bool) -> None:
     """Print lines until Ctrl-C."""
+    if not _of(api, name)["versions"]:
+        print(
+            f"No function named {name} has been deployed; what a site's own of that name prints comes here.",
+            file=sys.stderr,
+        )
     try:
         for event in api.follow(f"{PATH}/{quote(name, safe='')}/tail", _token()):
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
@@ -102,6 +109,11 @@ def tail(api: Api, name: str, as_json: bool) -> None:
 def _of(api: Api, name: str) -> dict[str, Any]:
     deployment: dict[str, Any] = api.send("GET", f"{PATH}/{quote(name, safe='')}", None, _token())
     return deployment
+
+
+def _expect_versions(deployment: dict[str, Any]) -> None:
+    if not deployment["versions"]:
+        raise CliError(f"No function named {deployment['name']} has been deployed.")
 
 
 def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:

@@ -73,11 +73,8 @@ def dev(directory: Path, options: DevOptions) -> None:
             watching.cancel()
 
     _say(console, f"{manifest.name}: {directory.resolve()}")
-    for key in manifest.ignored:
-        _say(console, f"  {key} in the manifest has no effect here")
-    for binding in manifest.bindings:
-        if binding.kind == "not_offered":
-            _say(console, f"  {binding.name}: {binding.options['kind']} is not offered here; it fails when it is used")
+    for note in manifest.notes:
+        _say(console, f"  {note}")
     for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
         _say(console, mistake)
     _say(console, f"Serving http://{host}:{port}/ (Ctrl-C stops)")
@@ -203,10 +200,13 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
             say(mistake)
         began = time.perf_counter()
         try:
-            served.add(load_manifest(directory, environment), name=name, layers=layers)
+            manifest = load_manifest(directory, environment)
+            served.add(manifest, name=name, layers=layers)
         except ManifestError as error:
             say(f"not reloaded: {error}")
             continue
+        for note in manifest.notes if any(path.name.startswith("wrangler.") for path in paths) else ():
+            say(f"  {note}")
         say(f"reloaded after {', '.join(changed[:3])} ({1e3 * (time.perf_counter() - began):.0f} ms)")
 
 

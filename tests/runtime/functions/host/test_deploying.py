@@ -20,7 +20,7 @@ from edge_router.site_clocks import SiteClocks
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.bindings.kv import SCHEMA
-from runtime.functions.cli.deploy import deploy, rollback, versions
+from runtime.functions.cli.deploy import deploy, rollback, tail, versions
 from runtime.functions.host import deployed
 from tests.asgi import call, eventually
 from tests.runtime.conftest import Site, SiteMaker
@@ -125,6 +125,34 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     assert [version["number"] for version in printed["versions"]] == [1, 2]
     assert printed["shares"] == [{"number": 1, "percent": 100.0}]
     await network.site.is_idle()
+
+
+async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one", manifest='kv_namespace = []\nbrowser = { binding = "B" }\n' + MANIFEST)
+    await network.deploy()
+    said = capsys.readouterr().out
+    assert "  kv_namespace (did you mean kv_namespaces?) in the manifest has no effect here\n" in said
+    assert "  B: browser is not offered here; it fails when it is used\n" in said
+    other = await network.ask(name="other")
+    assert (other.status, other.json["error"]["message"]) == (
+        404,
+        "this site has no function named 'other'; it has greeter",
+    )
+
+
+async def test_a_name_that_was_never_deployed_is_told_so_by_every_command(
+    network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command, further in ((rollback, None), (versions, False)):
+        with pytest.raises(CliError, match="No function named nobody has been deployed"):
+            await asyncio.to_thread(command, network.api, "nobody", further)
+    monkeypatch.setattr(network.api, "follow", lambda path, token: iter([{"site": "ams1", "line": "said"}]))
+    await asyncio.to_thread(tail, network.api, "nobody", False)
+    told = capsys.readouterr()
+    assert told.err.startswith("No function named nobody has been deployed; ")
+    assert told.out == "ams1  said\n"
 
 
 async def test_a_site_that_cannot_serve_a_change_is_named(
