@@ -1,6 +1,6 @@
 """The author's values where they are kept, and where they cross to other functions: plain ones, and tagged ones for what is none.
 
-A tag is a dict with one key that begins with `$`; a dict of the author's that looks like one, or has keys that are no strings, is written as pairs.
+A tag is a dict with one key that begins with `$`; a dict of the author's that looks like one is written as pairs.
 What can be sent and not kept is rpc_values.py's.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import SCALARS, scalar
-from workers.bindings.face import Buffer, Items, Record
+from workers.bindings.face import Buffer, Items, Record, key_of
 from workers.javascript import Date
 from workers.trouble import remote_error
 
@@ -55,14 +55,22 @@ def pack(value: Any, where: str, further: Packer = lambda value, where: None, kn
         raise DataCloneError(f"{where} is of the type {type(value).__name__}, which cannot be {verb}; {hint}")
 
     def packed_dict(value: Mapping[Any, Any], where: str) -> Any:
-        if all(isinstance(key, str) for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
-            return {scalar(key): packed(item, f"{where}[{key!r}]") for key, item in value.items()}
-        return {PAIRS: [[packed(key, f"a key of {where}"), packed(value[key], f"{where}[{key!r}]")] for key in value]}
+        found = {_key(key, where): packed(item, f"{where}[{key!r}]") for key, item in value.items()}
+        is_like_a_tag = len(found) == 1 and next(iter(found)).startswith("$")
+        return {PAIRS: [[key, item] for key, item in found.items()]} if is_like_a_tag else found
 
     try:
         return packed(value, where)
     except RecursionError:
         raise DataCloneError(f"{where} is nested too deeply, or contains itself") from None
+
+
+def _key(key: Any, where: str) -> str:
+    """Return a key as an object of the platform has it: a number is its text."""
+    try:
+        return key_of(key, f"a dict in {where}")
+    except TypeError as error:
+        raise DataCloneError(str(error)) from None
 
 
 def unpack(value: Any, further: Unpackers = {}) -> Any:  # noqa: B006 - it is read only
@@ -87,7 +95,7 @@ _INNER: dict[Any, type] = {PAIRS: list, SET: list, DATE: str, ERROR: dict}
 
 def _unpacked(tag: str, inner: Any, further: Unpackers) -> Any:
     if tag == PAIRS:
-        return Record({_hashable(unpack(key, further)): unpack(item, further) for key, item in inner})
+        return Record({key: unpack(item, further) for key, item in inner})
     if tag == SET:
         return {_hashable(unpack(item, further)) for item in inner}
     if tag == DATE:
@@ -103,7 +111,7 @@ def _datetime(text: str) -> Any:
 
 
 def _hashable(item: Any) -> Any:
-    """Return an item of a set, or a key: tuples are lists where they are kept; what can be neither is written out."""
+    """Return an item of a set: tuples are lists where they are kept; what can be none is written out."""
     if isinstance(item, list):
         item = tuple(_hashable(part) for part in item)
     try:
