@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from edge_router.policy import MAX_DECLINES, BackendView, Preference, RouteRequest
 from load_tests.sim.policies.nearest import NearestPolicy
+from tests.clock import Clock
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
 from wire.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from wire.prefixes import decode_prompt_prefixes
@@ -103,8 +104,7 @@ async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
         async with running.chat() as response:
             assert response.status == 200
         retries = running.proxy.selector.retries
-        now = retries._clock()
-        retries._clock = lambda: now
+        retries._clock = Clock(retries._clock())
         while retries.withdraw():
             pass
         async with running.chat() as response:

@@ -388,10 +388,9 @@ def test_a_prefix_that_several_sites_hold_is_computed_at_another_sooner_than_one
     rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
     holders = [view(name, model={"queued_tokens": 24_000, **rates}) for name in ("ams1", "fra1", "lhr1")]
     other = view("iad1", model=rates)
-    own = RouteRequest("ember", 12_100, b"k", held={"ams1": 12_000})
-    shared = RouteRequest("ember", 12_100, b"k", held=dict.fromkeys(("ams1", "fra1", "lhr1"), 12_000))
-    assert rank(own, *holders, other)[0].backend.name == "ams1"
-    assert rank(shared, *holders, other)[0].backend.name == "iad1"
+    for at_others, chosen in ((0, "ams1"), (5999, "ams1"), (6000, "iad1"), (12_000, "iad1")):
+        held = {"ams1": 12_000, "fra1": at_others, "lhr1": at_others}
+        assert rank(RouteRequest("ember", 12_100, b"k", held=held), *holders, other)[0].backend.name == chosen
 
 
 @pytest.mark.parametrize("prompt_tokens", [1000, 20_000, 100_000])

@@ -8,9 +8,10 @@ from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.placement import MAX_WALK
 from edge_router.policy import BackendView, Home, RouteRequest
-from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced
+from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
-from wire.status import ModelStatus
+from tests.edge_router.plain_cost import plain_costs, plain_scores
+from wire.status import ModelStatus, Place
 
 NAMES = tuple(f"s{i}" for i in range(8))
 
@@ -132,6 +133,43 @@ def test_a_site_that_gets_worse_never_rises(
     elif name not in before:
         usable = any(site.is_usable for i, site in enumerate(sites) if i != which)
         assert name not in after or not usable or how == "ejected"
+
+
+@settings(max_examples=150)
+@given(requests(), backends(), st.data())
+def test_prices_are_the_plain_formulas_to_the_last_bit(
+    request: RouteRequest, sites: list[BackendView], data: st.DataObject
+) -> None:
+    rates = st.fixed_dictionaries({
+        "arriving_per_s": st.sampled_from([0.0, 0.7, 13.0, 900.0]), "arriving_tokens_per_s": st.floats(0, 9000),
+        "decode_tokens_per_s": st.sampled_from([0.0, 43.0]),
+    })  # fmt: skip
+    busy = []
+    for site in sites:
+        assert site.status is not None
+        models = tuple(replace(model, **data.draw(rates)) for model in site.status.models)
+        status = data.draw(
+            st.sampled_from([None, replace(site.status, models=()), replace(site.status, models=models)])
+        )
+        busy.append(replace(site, status=status))
+    where = data.draw(st.sampled_from([None, Place("client", 52.0, 4.0)]))
+    asked = replace(request, model=data.draw(st.sampled_from([None, "ember", "other"])), client=where, now_s=7.25)
+    lost: dict[str, tuple[float, float]] = {}
+    scores: dict[str, float] = {}
+
+    class Listening(CostPolicy):
+        def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
+            scored = super()._scored(priced, usual_ms)
+            lost.update({each.backend.name: (each.delay_ms, each.repeat_ms) for each in priced})
+            scores.update({each.backend.name: each.score_ms for each in scored})
+            return scored
+
+    found = {preference.backend.name: preference.terms for preference in Listening().rank(asked, busy)}
+    plain = plain_costs(asked, busy)
+    assert found == {name: terms for name, (_, _, terms) in plain.items()}
+    if len(found) > 1:
+        assert lost == {name: (delay, repeat) for name, (delay, repeat, _) in plain.items()}
+        assert scores == plain_scores(asked, busy)
 
 
 class CountingPolicy(CostPolicy):

@@ -4,10 +4,10 @@ from engine.kv.tiers import TRANSFER_TIMEOUT_S
 from engine.plan import StepPlan
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from tests.clock import Clock
 from tests.engine.driver import submit
 from tests.engine.fake_runner import fake_engine
 from tests.engine.kv.test_connector import PROMPT, stuck_engine
-from tests.engine.test_awaited import Clock
 
 
 def running(*names: str) -> tuple[Scheduler, list[Sequence]]:

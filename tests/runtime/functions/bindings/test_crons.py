@@ -1,7 +1,7 @@
 """Cron triggers against their file: each minute once, across restarts, reloads and clocks that jump."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Crons]]:
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]]:
     made: list[Crons] = []
     databases: list[Database] = []
 
-    def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
+    async def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
+        """Follows them from this time on."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
         made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock))
+        query = "SELECT COUNT(*) FROM fired"
+        while await database.run(lambda connection: connection.execute(query).fetchone()[0]) < len(expressions):
+            await asyncio.sleep(0.005)
         return made[-1]
 
     yield begin
@@ -57,9 +61,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Crons]]:
         await database.close()
 
 
-async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(start: Callable[..., Crons]) -> None:
+async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(
+    start: Callable[..., Awaitable[Crons]],
+) -> None:
     site, clock = Site(), Clock(NOON - 30)
-    start(site, clock, "*/5 * * * *", "0 * * * *")
+    await start(site, clock, "*/5 * * * *", "0 * * * *")
     await asyncio.sleep(0.05)
     assert site.fired == []
     clock.now, site.failing = NOON + 1, True
@@ -70,37 +76,34 @@ async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(sta
     assert sorted(site.fired) == [("*/5 * * * *", "12:00"), ("*/5 * * * *", "12:05"), ("0 * * * *", "12:00")]
 
 
-async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Crons]) -> None:
+async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Awaitable[Crons]]) -> None:
     site, clock = Site(), Clock(NOON - 30)
-    first = start(site, clock, "*/5 * * * *")
-    await asyncio.sleep(0.05)
+    first = await start(site, clock, "*/5 * * * *")
     clock.now = NOON + 1
     await eventually(lambda: site.fired == [("*/5 * * * *", "12:00")])
     await first.close()
     clock.now = NOON + 1000
-    start(site, clock, "*/5 * * * *")
+    await start(site, clock, "*/5 * * * *")
     await eventually(lambda: len(site.fired) == 2)
     await asyncio.sleep(0.05)
     assert site.fired[1:] == [("*/5 * * * *", "12:15")]
 
 
-async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Crons]) -> None:
+async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Awaitable[Crons]]) -> None:
     site, clock = Site(), Clock(NOON - 30)
-    first = start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
-    await asyncio.sleep(0.05)
+    first = await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await first.close()
     clock.now = NOON + 25.5 * 3600
-    start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
+    await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await eventually(lambda: len(site.fired) == 2)
     await asyncio.sleep(0.05)
     assert sorted(site.fired) == [("0 * * * *", "13:00"), ("0 14 21 11 *", "14:00")]
 
 
-async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Crons]) -> None:
+async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Awaitable[Crons]]) -> None:
     site, clock = Site(), Clock(NOON - 30)
     for _ in range(3):
-        start(site, clock, "* * * * *")
-    await asyncio.sleep(0.05)
+        await start(site, clock, "* * * * *")
     for minute in range(5):
         clock.now = NOON + 60 * minute + 1
         await eventually(lambda count=minute + 1: len(site.fired) >= count)
@@ -109,7 +112,7 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
 
 
 async def test_a_trigger_goes_on_after_a_fault_of_its_file(
-    start: Callable[..., Crons], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crons, "PAUSE_AFTER_ERROR_S", 0.005)
     site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0
@@ -122,18 +125,16 @@ async def test_a_trigger_goes_on_after_a_fault_of_its_file(
         return await claims(self, *asked)
 
     monkeypatch.setattr(Crons, "_claims", failing)
-    start(site, clock, "* * * * *")
-    await asyncio.sleep(0.02)
+    await start(site, clock, "* * * * *")
     for minute in range(2):
         clock.now = NOON + 60 * minute
         await eventually(lambda minute=minute: failures == minute + 1)
     await eventually(lambda: site.fired == [("* * * * *", "12:01")])
 
 
-async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Crons]) -> None:
+async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awaitable[Crons]]) -> None:
     site, clock = Site(), Clock(NOON - 30)
-    start(site, clock, "* * * * *")
-    await asyncio.sleep(0.02)
+    await start(site, clock, "* * * * *")
     clock.now = NOON + 121
     await eventually(lambda: len(site.fired) == 1)
     clock.now = NOON + 1
