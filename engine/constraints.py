@@ -208,12 +208,7 @@ class Grammars:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(
-        self,
-        grammar: "Future[LLMatcher]",
-        delivered: SequenceOf[int],
-        begun: "Future[Matcher]",
-        *,
-        is_optional: bool,
+        self, grammar: "Future[LLMatcher]", delivered: SequenceOf[int], begun: "Future[Matcher]", *, is_optional: bool
     ) -> None:
         if not begun.set_running_or_notify_cancel():
             return

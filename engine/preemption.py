@@ -16,11 +16,7 @@ class Preemption:
     """A model's sequences as those see them who want its blocks (kv/lease.py's SlabUser)."""
 
     def __init__(
-        self,
-        running: list[Sequence],
-        waiting: WaitingSequences,
-        blocks: BlockManager,
-        counts: SchedulerCounts,
+        self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
     ) -> None:
         """`running`: by arrival."""
         self._running = running

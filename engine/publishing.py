@@ -63,10 +63,7 @@ class Publisher:
         if embedding is not None:
             self._sequences.tell(
                 TokenOutput(
-                    sequence.sequence_id,
-                    finish_reason="stop",
-                    embedding=embedding,
-                    device_us=sequence.take_device_us(),
+                    sequence.sequence_id, finish_reason="stop", embedding=embedding, device_us=sequence.take_device_us()
                 )
             )
 

@@ -21,11 +21,7 @@ _ready: set[Hashable] = set()  # computations whose kernels this process has loa
 
 class BackgroundWarmUp:
     def __init__(
-        self,
-        name: str,
-        make_dry_run: Callable[[], DryRun],
-        device: torch.device,
-        computation: Hashable | None = None,
+        self, name: str, make_dry_run: Callable[[], DryRun], device: torch.device, computation: Hashable | None = None
     ) -> None:
         """`computation`: what tells the kernels from those of other loads; None: nothing does, and no later load finds them ready."""
         self._name = name

@@ -10,10 +10,7 @@ from engine.weights.config import flag, positive_int
 
 def parse_config(config: Mapping[str, Any]) -> DenseConfig:
     return DenseConfig.read(
-        config,
-        layers=qwen_layers(config),
-        intermediate_size=positive_int(config, "intermediate_size"),
-        qkv_bias=True,
+        config, layers=qwen_layers(config), intermediate_size=positive_int(config, "intermediate_size"), qkv_bias=True
     )
 
 

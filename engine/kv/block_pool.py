@@ -43,7 +43,7 @@ class BlockPool:
         to be bad."""
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        # How often each block was handed out anew. A holder keeps the number; tags.py compares before every step.
+        # How often each block was handed out anew. A holder keeps the number, by which it knows its content later.
         self.generations = array("q", bytes(8 * capacity))
         self._borrow = borrow
         self._on_forget = on_forget

@@ -50,7 +50,7 @@ class SlabGrid(NamedTuple):
     def num_blocks(self, slabs: Collection[int]) -> int:
         """Count the blocks that lie wholly in `slabs`."""
         total = 0
-        for first, end in _runs(sorted(slabs)):
+        for first, end in runs(sorted(slabs)):
             total += end * self.slab_bytes // self.block_bytes - -(-first * self.slab_bytes // self.block_bytes)
         return self.copies * total
 
@@ -67,11 +67,12 @@ class SlabGrid(NamedTuple):
         return range(self.copies * blocks.start, self.copies * blocks.stop)
 
 
-def _runs(slabs: list[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for slab in slabs:
-        if runs and runs[-1][1] == slab:
-            runs[-1] = (runs[-1][0], slab + 1)
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """[1, 2, 3, 7] -> [(1, 4), (7, 8)]"""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
         else:
-            runs.append((slab, slab + 1))
-    return runs
+            found.append((number, number + 1))
+    return found

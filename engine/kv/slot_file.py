@@ -21,6 +21,7 @@ from zlib import crc32
 
 import torch
 
+from engine.kv.slabs import runs
 from engine.registered_memory import PIECE_BYTES, RegisteredMemory
 
 PAGE = mmap.PAGESIZE
@@ -80,8 +81,8 @@ class SlotFile:
                 self._has_pages[index] = True
             else:
                 worthless.append(index)
-        for first, last in _runs(worthless):
-            self._discard_pages(first, last)
+        for first, end in runs(worthless):
+            self._discard_pages(first, end - 1)
         for index in range(0, self.num_slots, self._group):
             self._register_group(index)
         return found
@@ -226,14 +227,3 @@ def lock_directory(directory: Path, patience_s: float = 0.0) -> int:
 
 def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE
-
-
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """[1, 2, 3, 7] -> [(1, 3), (7, 7)]"""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs

@@ -49,11 +49,7 @@ class StoreThread:
     kind: Tier = "store"
 
     def __init__(
-        self,
-        master: str,
-        host: HostTier,
-        disk: DiskTier | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, master: str, host: HostTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`disk`: nearer than the store; a chain may lie in both."""
         self.rate = TransferRate()

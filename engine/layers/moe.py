@@ -92,11 +92,7 @@ class Experts:
         )
         if len(experts) == 1:  # to the loader, matrices like any other
             matrices = (matrices[0].by_expert(1), matrices[1].by_expert(1))
-        return cls(
-            *matrices,
-            placement=placement,
-            rank=0 if of is None else of.rank,
-        )
+        return cls(*matrices, placement=placement, rank=0 if of is None else of.rank)
 
     @classmethod
     def load_stacks(cls, loader: WeightLoader, name: str, shape: ExpertsShape) -> Self:

@@ -270,11 +270,7 @@ class RankedRunner:
     """A model's runner on the first rank: whatever changes the others' memory, or wants their part of a computation, is told them first."""
 
     def __init__(
-        self,
-        own: ModelRunner,
-        model: str,
-        group: RankGroup,
-        order: Callable[[str, StepInput], object] = ComputeStep,
+        self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
     ) -> None:
         """`order`: what the other ranks are told of a step."""
         assert isinstance(own, PartRunner), "a group has several ranks"

@@ -418,9 +418,8 @@ MLA_DECODE = Operation(
         _mla_decode(100, 128, 64, (1, 700), 32),
     ),
     bench=(
-        _mla_decode(
-            128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")
-        ),  # 242 operations a byte: both limits are near
+        # 242 operations a byte: both limits are near
+        _mla_decode(128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")),
         _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
     ),
     cost=_mla_cost,

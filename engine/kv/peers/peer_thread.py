@@ -60,12 +60,7 @@ class PeerRead(TierRead):
     """A chain that another host computes, on its way from there."""
 
     def __init__(
-        self,
-        host: HostTier,
-        hashes: Sequence[bytes],
-        block_bytes: int,
-        source: BlockSource,
-        identity: CacheIdentity,
+        self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, source: BlockSource, identity: CacheIdentity
     ) -> None:
         super().__init__(host, hashes, block_bytes)
         self.source = source
@@ -223,12 +218,7 @@ class PeerThread:
             peer.ask(number)
 
     def _copy(
-        self,
-        peer: "_Peer",
-        number: int,
-        read: PeerRead,
-        blocks: Sequence[ReadyBlock],
-        payload: list[bytes],
+        self, peer: "_Peer", number: int, read: PeerRead, blocks: Sequence[ReadyBlock], payload: list[bytes]
     ) -> bool:
         """Copy what has been announced. False where the read cannot go on."""
         names = read.hashes[len(read.slots) : len(read.slots) + len(blocks)]

@@ -107,8 +107,7 @@ _FOLLOW_UPS = {
 }
 _ELSEWHERE = {
     "same": barred(
-        "And {city}?|What about {city}?|And for {city}?|How about {city}?|{city}?",
-        "And what about {city}?",
+        "And {city}?|What about {city}?|And for {city}?|How about {city}?|{city}?", "And what about {city}?"
     ),
 }
 NAMES = frozenset(city.name for city in CITIES)
