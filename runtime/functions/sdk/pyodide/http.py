@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from runtime.functions.channel import Failure
+from workers.body import BodyUsedError as BodyUsedError
 from workers.host import run_sync
 from workers.outbound import fetch
 from workers.response import Response

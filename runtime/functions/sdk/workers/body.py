@@ -8,11 +8,15 @@ import json as json_module
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from workers.bindings.face import as_record
+from workers.bindings.face import Buffer, as_record
 from workers.forms import Blob, FormData, decode_form, encode_multipart
 from workers.headers import Headers
 from workers.streams import Readable
 from workers.urls import URLSearchParams
+
+
+class BodyUsedError(OSError, TypeError):
+    """A body was read twice: an OSError as in the platform's SDK, and a TypeError as in JavaScript."""
 
 
 class ByteStream(Readable):
@@ -73,7 +77,7 @@ class Body:
 
     async def bytes(self) -> bytes:
         if self.body_used:
-            raise TypeError("the body has been read already; read it once, or clone() before")
+            raise BodyUsedError("the body has been read already; read it once, or clone() before")
         self.body_used = self._whole is not None or self._stream is not None
         if self._stream is not None:
             return b"".join([piece async for piece in self._stream])
@@ -91,7 +95,10 @@ class Body:
     async def blob(self) -> Blob:
         return Blob([await self.bytes()], self.headers.get("content-type", ""))
 
-    buffer = array_buffer = arrayBuffer = bytes
+    async def array_buffer(self) -> Buffer:
+        return Buffer(await self.bytes())
+
+    buffer = arrayBuffer = array_buffer
     string = text
     formData = form_data
 
@@ -102,14 +109,14 @@ class Body:
     def taken(self) -> tuple[Any, Any]:
         """Take the body to send it on: (bytes or None, stream or None)."""
         if self.body_used:
-            raise TypeError("the body has been read already and cannot be sent")
+            raise BodyUsedError("the body has been read already and cannot be sent")
         self.body_used = self._whole is not None or self._stream is not None
         return self._whole, self._stream
 
     def _shared_with_clone(self) -> Any:
         """Return a body for a clone. A stream is split: what one has read waits in memory for the other."""
         if self.body_used:
-            raise TypeError("the body has been read already and cannot be cloned")
+            raise BodyUsedError("the body has been read already and cannot be cloned")
         if self._stream is None:
             return self._whole
         left, right = _tee(self._stream)

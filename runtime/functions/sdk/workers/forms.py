@@ -47,7 +47,14 @@ class Blob:
         return self._data.decode("utf-8", "replace")
 
     async def array_buffer(self) -> Data:
-        return self._data
+        from workers.bindings.face import Buffer  # of a package that imports this module
+
+        return Buffer(self._data)
+
+    @property
+    def js_object(self) -> "Blob":
+        """The object that the platform's SDK wraps; here it is the thing itself."""
+        return self
 
     def stream(self) -> AsyncIterator[Data]:
         async def pieces() -> AsyncIterator[Data]:
@@ -139,6 +146,11 @@ class FormData:
         return list(self._items)
 
     entries, getAll = items, get_all
+
+    @property
+    def js_object(self) -> "FormData":
+        """The object that the platform's SDK wraps; here it is the thing itself."""
+        return self
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:

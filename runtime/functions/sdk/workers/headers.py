@@ -39,7 +39,10 @@ class Headers(MutableMapping[str, Any]):
         self._pairs = [pair for pair in self._pairs if pair[0] != lower]
 
     def get_all(self, name: str, failobj: Any = None) -> Any:
-        found = [value for key, value in self._pairs if key == name.lower()]
+        """Return the values of a name: several are one, joined by commas, but for cookies that are set."""
+        found = self._values(name)
+        if len(found) > 1 and name.lower() != "set-cookie":
+            found = [", ".join(found)]
         return found or ([] if failobj is None else failobj)
 
     def get_set_cookie(self) -> list[str]:
@@ -53,8 +56,11 @@ class Headers(MutableMapping[str, Any]):
         return list(self._pairs)
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self.get_all(name)
+        found = self._values(name)
         return ", ".join(found) if found else default
+
+    def _values(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name.lower()]
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         if name not in self:

@@ -108,7 +108,10 @@ class Response(Body):
         return Response(body, self.status, self.status_text, kept, url=self.url)
 
     def __repr__(self) -> str:
-        return f"Response(status={self.status})"
+        told = [f"status={self.status}"]
+        told += [f"status_text={self.status_text!r}"] if self.status_text else []
+        told += [f"content_type={self.headers['content-type']!r}"] if "content-type" in self.headers else []
+        return f"Response({', '.join([*told, *([f'url={self.url!r}'] if self.url else [])])})"
 
 
 def _of_json(
@@ -117,9 +120,9 @@ def _of_json(
     made = Headers(headers)
     made.setdefault("content-type", "application/json")
     try:
-        text = json_module.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json_module.dumps(data, allow_nan=False)
     except ValueError:  # JSON has no such numbers; JavaScript writes null for them
-        text = json_module.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json_module.dumps(_finite(data), allow_nan=False)
     return Response(text.encode(), status, status_text, made, **named)
 
 

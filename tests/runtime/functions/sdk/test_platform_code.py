@@ -74,6 +74,39 @@ async def test_responses_and_files_have_what_the_platforms_sdk_gives_them(served
     ]  # fmt: skip
 
 
+async def test_a_body_is_read_once_and_its_bytes_answer_as_a_buffer(served: Served) -> None:
+    body = """
+    from pyodide.http import BodyUsedError
+    given = Request("http://x/", method="POST", body="ab")
+    buffer = await given.buffer()
+    found = [buffer.byteLength, buffer.to_bytes().decode(), (await Blob("abc").array_buffer()).byteLength, Blob("a", "b/c").js_object.type]
+    for kind in (OSError, TypeError, BodyUsedError):
+        try:
+            await given.text()
+        except kind as error:
+            found.append(str(error)[:31])
+    try:
+        given.clone()
+    except OSError:
+        found.append("no clone")
+    return found
+    """
+    used = "the body has been read already;"
+    assert await go(served, body) == [2, "ab", 3, "b/c", used, used, used, "no clone"]
+
+
+async def test_headers_and_responses_are_written_as_the_platforms_sdk_writes_them(served: Served) -> None:
+    body = """
+    headers = Headers([("a", "1"), ("A", "2"), ("set-cookie", "x=1, y"), ("set-cookie", "z=2")])
+    found = [headers.get_all("a"), headers.get_all("Set-Cookie"), headers.get_all("none"), await Response.json({"a": [1, "ü"]}).text()]
+    return [*found, repr(Response.json(1)), repr(Response(None, status=204))]
+    """
+    assert await go(served, body) == [
+        ["1, 2"], ["x=1, y", "z=2"], [], '{"a": [1, "\\u00fc"]}',
+        "Response(status=200, status_text='OK', content_type='application/json')", "Response(status=204, status_text='No Content')",
+    ]  # fmt: skip
+
+
 async def test_json_is_written_as_javascript_writes_it(served: Served) -> None:
     body = """
     value = {"at": datetime(2026, 1, 2, 3, 4, 5, 6789, tzinfo=UTC), "naive": datetime(2026, 1, 2), "n": [1.0, 1.5, float("nan")]}

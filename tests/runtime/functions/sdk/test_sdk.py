@@ -55,7 +55,7 @@ return Response.json([request.method, request.url, request.headers["X-One"], req
     ))  # fmt: skip
     headers = [("x-one", "1"), ("x-two", "a"), ("x-two", "b"), ("content-type", "application/json")]
     got = json.loads(await served.get("/p?q=1", method="POST", body=b'{"k":1}', headers=headers))
-    assert got == ["POST", "http://host/p?q=1", "1", ["a", "b"], {"k": 1}]
+    assert got == ["POST", "http://host/p?q=1", "1", ["a, b"], {"k": 1}]
     body = (
         b'--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n2\r\n'
         b'--B\r\nContent-Disposition: form-data; name="file"; filename="x.txt"\r\nContent-Type: text/x\r\n\r\nin\r\nside\r\n--B--\r\n'
