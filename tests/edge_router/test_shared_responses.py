@@ -463,6 +463,7 @@ async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_i
         async with opened(server) as a:
             for i in range(5):
                 assert not await a.keep(response(str(i)))
+            monkeypatch.setattr(response_store, "ANSWERS_WITHIN_S", 5.0)
             assert await status_of(a, "0") == "", "who reads needs none"
 
             async def nobody_waits() -> bool:
