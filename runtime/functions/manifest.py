@@ -195,6 +195,8 @@ def _section(values: Any, origin: str) -> _ReadSection:
         raise
     except ConfigError as error:
         hint = f"; unknown keys: {', '.join(unknown)}" if unknown else ""
+        if str(error).endswith("must be an array, not a table"):
+            hint = "; each of its tables begins with [[...]]" + hint
         raise ManifestError(f"{error}{hint}") from None
 
 

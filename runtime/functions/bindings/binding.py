@@ -152,7 +152,9 @@ class Binding:
         try:
             return msgspec.convert({**dict(zip(names, args, strict=False)), **kwargs}, kind)
         except (msgspec.ValidationError, RecursionError) as error:
-            raise BindingError(f"{self.kind}.{method}: {error}", name="TypeError") from None
+            what, _, place = str(error).partition(" - at `$.")
+            where = f" of {place.removesuffix('`')}" if place else ""
+            raise BindingError(f"{self.kind}.{method}{where}: {what}", name="TypeError") from None
 
     async def close(self) -> None:
         """Give back what is the binding's alone; what bindings share stays open."""

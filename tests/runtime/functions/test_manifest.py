@@ -217,3 +217,11 @@ def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, 
     (tmp_path / "e.py").touch()
     (tmp_path / name).write_text(text, encoding="utf-8-sig")
     assert load_manifest(tmp_path).main.name == "e.py"
+
+
+def test_a_table_where_tables_are_wanted_is_told_how_one_begins(folder: Path) -> None:
+    write(folder, 'name = "f"\nmain = "src/entry.py"\n[kv_namespaces]\nbinding = "KV"\n')
+    with pytest.raises(
+        ManifestError, match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[...\]\]"
+    ):
+        load_manifest(folder)

@@ -45,7 +45,8 @@ class Response(Body):
             known = "status, status_text, headers, web_socket"
             raise TypeError(f"a response has no option {next(iter(further))!r}; it has {known}")
         if isinstance(status, bool) or not isinstance(status, int) or not 101 <= status <= 599:
-            raise TypeError(f"a response's status is a number from 101 to 599, and not {status!r}")
+            hint = "; options come by name: status=404, headers={...}" if isinstance(status, dict) else ""
+            raise TypeError(f"a response's status is a number from 101 to 599, and not {status!r}{hint}")
         self.status = int(status)
         if body is not None and self.status in NULL_BODY_STATUSES:
             raise TypeError(f"a response with the status {self.status} has no body; leave it out or change the status")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from runtime.functions.channel import Failure
 from tests.runtime.functions.bindings.conftest import Wire
 
 KV, R2, D1 = ("kv", "KV", {"id": "ns"}), ("r2", "R2", {"bucket_name": "b"}), ("d1", "DB", {"database_id": "db"})
@@ -38,6 +39,16 @@ async def test_a_binding_names_what_it_does_not_take(wire: Wire, binding: Any, c
     env = (await wire(binding)).env
     with pytest.raises(TypeError, match=sentence):
         await call(env[binding[1]])
+
+
+async def test_what_a_binding_cannot_read_is_named_by_its_place(wire: Wire) -> None:
+    env = (await wire(("queue_producer", "Q", {"queue": "q"}), R2)).env
+    with pytest.raises(
+        Failure, match=r"queue_producer.send of messages\[0\].delay_seconds: Expected `float` <= 43200.0"
+    ):
+        await env["Q"].send("x", delaySeconds=99_999)
+    with pytest.raises(Failure, match=r"r2.put of details.storage_class: Invalid enum value 'Cold'$"):
+        await env["R2"].put("k", "v", storageClass="Cold")
 
 
 async def test_a_value_that_is_no_json_is_named_by_its_key(wire: Wire) -> None:

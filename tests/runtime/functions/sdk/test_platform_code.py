@@ -44,6 +44,7 @@ async def test_what_is_no_request_and_no_response_is_named(served: Served) -> No
     return [
         said(Response, "x", init={"status": 404}),
         said(Response, "x", statsu=404),
+        said(Response, "x", {"status": 404}),
         said(Request, "http://x/", method="A B"),
         said(Request, "http://x/", headers="bad"),
         said(Headers, [("a", "b", "c")]),
@@ -53,6 +54,7 @@ async def test_what_is_no_request_and_no_response_is_named(served: Served) -> No
     assert await go(served, body) == [
         "TypeError: a response has no option 'init'; it has status, status_text, headers, web_socket",
         "TypeError: a response has no option 'statsu'; it has status, status_text, headers, web_socket",
+        "TypeError: a response's status is a number from 101 to 599, and not {'status': 404}; options come by name: status=404, headers={...}",
         "TypeError: 'A B' is no HTTP method",
         "TypeError: headers are a dict, or pairs of a name and a value, and not 'bad'",
         "TypeError: headers are a dict, or pairs of a name and a value, and not \"[('a', 'b', 'c')]\"",
