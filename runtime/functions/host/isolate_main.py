@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -148,10 +149,10 @@ class Function:
                 kwargs.release()
 
         if is_begun and body is not None:
-            return StreamingReply({SESSION: True}, session.serve(work(), body))
+            return StreamingReply({SESSION: True}, session.serve(work, body))
         value = await work()
         if session.is_used and body is not None:
-            return StreamingReply({SESSION: True}, session.serve(_at_once(value), body))
+            return StreamingReply({SESSION: True}, session.serve(partial(_at_once, value), body))
         return value
 
     async def _called(

@@ -7,7 +7,7 @@ and a msgpack list. Knows stubs and values; refuses to know bindings.
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -80,9 +80,9 @@ class RpcSession:
 
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
-    async def serve(self, work: Coroutine[Any, Any, Any], incoming: Any) -> AsyncIterator[bytes]:
+    async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
         """Give what is to be sent while `work` runs, its packed result, and what follows from that. Raises what the work raises."""
-        first, reading = asyncio.ensure_future(work), asyncio.ensure_future(self._read(incoming))
+        first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
         first.add_done_callback(lambda _: self._news.set())
         is_told = False
         try:
@@ -98,6 +98,7 @@ class RpcSession:
                     self._news.clear()
                     await self._news.wait()
         finally:
+            self.close(Failure("the call is over, and what was sent with it", code="session_over"))
             for task in (first, reading):
                 task.cancel()
             await asyncio.gather(first, reading, return_exceptions=True)

@@ -8,13 +8,16 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.functions.bindings.binding import Services
+from runtime.functions.channel import Failure
 from runtime.functions.function_bindings import FunctionBindings
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served, ServedMaker
 from wire.database import Databases
+from workers.rpc_session import RpcSession
 
 OTHER = """
 import asyncio
@@ -487,3 +490,50 @@ async def test_a_stub_whose_function_has_ended_says_so(served: Served) -> None:
         isolate.end("for the test", "test")
     await asyncio.sleep(0.1)
     assert "was ended: for the test" in json.loads(await served.get())
+
+
+class Incoming:
+    """What the other side of a session says."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.is_closed = False
+        self._chunks = [piece for message in messages for piece in framed(message)]
+
+    def __aiter__(self) -> "Incoming":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._chunks:
+            raise StopAsyncIteration
+        return self._chunks.pop(0)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def framed(message: Any) -> list[bytes]:
+    """A message byte by byte."""
+    data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+    whole = len(data).to_bytes(4, "big") + data
+    return [whole[place : place + 1] for place in range(len(whole))]
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([b"\xc1"], "broke the protocol of calls: DecodeError"),
+        ([["call"]], "broke the protocol of calls: TypeError"),
+        ([["result", 0, {"$stub": []}]], "broke the protocol of calls: TypeError"),
+        ([["call", number, 1, None, [], {}] for number in range(300)], "made calls beyond all bounds"),
+        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and what came with it"),
+    ],
+)
+async def test_what_breaks_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:
+    incoming = Incoming(*messages)
+    with pytest.raises(Failure, match=sentence):
+        await RpcSession().result(incoming)
+    assert incoming.is_closed
+
+
+async def test_messages_arrive_whole_however_they_were_cut() -> None:
+    assert await RpcSession().result(Incoming(["result", 0, {"a": [1, b"b"]}])) == {"a": [1, b"b"]}
