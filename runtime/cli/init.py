@@ -30,7 +30,7 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return Response(f"{self.env.GREETING} from {request.url}\\n")
 """
-IGNORED = ".pilotlight/\n.dev.vars*\n__pycache__/\n"
+IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
 
 
 def init(directory: Path, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json read into frozen values, with what `.dev.vars` adds.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json read into frozen values, with what `.dev.vars` or `.env` adds.
 
 `load_manifest` is the only reader. A misspelt key and a kind of binding that is not offered are refused with the nearest valid name. Keys that
 speak of somebody else's platform (routes, account_id, ...) are taken and kept by name in `ignored`. Knows files; refuses to know what is bound.
@@ -26,7 +26,7 @@ from sites.config import ConfigError, parse
 from sites.table import Table
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
-DEV_VARS = ".dev.vars"
+DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
@@ -308,15 +308,27 @@ def _rate_limit(name: str, namespace_id: str | int, simple: SimpleTable) -> Bind
 
 
 def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
-    """Add local secrets; as on the platform, they win over vars of the same name."""
-    names = [f"{DEV_VARS}.{environment}", DEV_VARS] if environment else [DEV_VARS]
-    path = next((manifest.directory / name for name in names if (manifest.directory / name).is_file()), None)
-    if path is None:
+    """Add local secrets; as on the platform, they win over vars of the same name, and `.env` files count where there is no `.dev.vars`."""
+    paths = _secret_files(manifest.directory, environment)
+    if not paths:
         return manifest
-    secrets = parse_dev_vars(path.read_text(encoding="utf-8"), str(path))
+    secrets: dict[str, str] = {}
+    for path in paths:
+        secrets |= parse_dev_vars(path.read_text(encoding="utf-8"), str(path))
     taken = {binding.name for binding in manifest.bindings if binding.kind not in ("var", "secret")}
     if clash := sorted(taken & secrets.keys()):
         raise ManifestError(f"{path}: {clash[0]} is the name of a binding already")
     kept = tuple(binding for binding in manifest.bindings if binding.name not in secrets)
     added = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in secrets.items())
     return replace(manifest, bindings=kept + added)
+
+
+def _secret_files(directory: Path, environment: str | None) -> list[Path]:
+    """Return the files with local secrets that are there; a later one wins."""
+    of_environment = [f"{DEV_VARS}.{environment}"] if environment else []
+    for name in (*of_environment, DEV_VARS):
+        if (directory / name).is_file():
+            return [directory / name]
+    names = [DOT_ENV, *([f"{DOT_ENV}.{environment}"] if environment else []), f"{DOT_ENV}.local"]
+    names += [f"{DOT_ENV}.{environment}.local"] if environment else []
+    return [directory / name for name in names if (directory / name).is_file()]

@@ -233,7 +233,7 @@ def snapshot(directory: Path) -> Seen:
     except OSError:
         return found  # gone already, or somebody else's
     for path in paths:
-        if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith(".dev.vars")):
+        if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue
         if path.is_dir():
             found |= snapshot(path)

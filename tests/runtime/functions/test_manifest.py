@@ -212,6 +212,25 @@ def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
         parse_dev_vars("A=1\nnonsense", "x")
 
 
+def test_env_files_are_secrets_where_there_are_no_dev_vars(folder: Path) -> None:
+    def secrets(environment: str | None = None) -> dict[str, str]:
+        bindings = load_manifest(folder, environment).bindings
+        return {binding.name: binding.options["value"] for binding in bindings if binding.kind == "secret"}
+
+    write(folder, TOML)
+    for name, text in {
+        "": "A=1\nB=1\nC=1\nD=1",
+        ".staging": "B=2\nC=2\nD=2",
+        ".local": "C=3\nD=3",
+        ".staging.local": "D=4",
+    }.items():
+        (folder / f".env{name}").write_text(text)
+    assert secrets() == {"A": "1", "B": "1", "C": "3", "D": "3"}
+    assert secrets("staging") == {"A": "1", "B": "2", "C": "3", "D": "4"}
+    (folder / ".dev.vars").write_text("E=5")
+    assert secrets("staging") == {"E": "5"}
+
+
 @pytest.mark.parametrize(("name", "text"), [("wrangler.toml", 'main = "e.py"'), ("wrangler.jsonc", '{"main": "e.py"}')])
 def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "e.py").touch()

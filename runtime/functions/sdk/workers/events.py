@@ -20,7 +20,7 @@ class ScheduledController(Named):
         """A run that failed is not repeated here anyway."""
 
 
-class QueueMessage:
+class QueueMessage(Named):
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id, self.attempts = fields["id"], fields.get("attempts", 1)
         self.timestamp = datetime.fromtimestamp(fields["timestamp_ms"] / 1000, UTC)

@@ -155,12 +155,12 @@ def test_a_port_in_use_is_named_with_the_option_that_chooses_another(dev: Dev, t
 def test_logs_and_what_it_says_itself_are_no_part_of_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("entry.py", ".dev.vars", ".env", "dev.log", "said.txt"):
+    for name in ("entry.py", ".dev.vars", ".env", ".other", "dev.log", "said.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "__pycache__").mkdir()
     with (tmp_path / "said.txt").open() as said:
         monkeypatch.setattr("runtime.functions.cli.dev._OUTPUTS", (1, said.fileno()))
-        assert {path.name for path in snapshot(tmp_path)} == {"entry.py", ".dev.vars"}
+        assert {path.name for path in snapshot(tmp_path)} == {"entry.py", ".dev.vars", ".env"}
     assert snapshot(tmp_path / "nowhere") == {}
 
 
