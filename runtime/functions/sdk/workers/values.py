@@ -15,7 +15,7 @@ from workers.javascript import Date
 from workers.trouble import remote_error
 
 DATE, SET, PAIRS, ERROR = "$date", "$set", "$pairs", "$error"
-KEPT = "None, bool, numbers, str, bytes, list, dict, set, datetime and exceptions"
+KEPT = "None, bool, numbers, str, bytes, list, dict, set, datetime, exceptions"
 
 Packer = Callable[[Any, str], Any]
 """Gives the plain form of a further value, None where it has none."""
