@@ -3,6 +3,7 @@ tokenizer."""
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,14 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))

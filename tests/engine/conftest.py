@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.rates import TransferRate
 from kernels.cpu import library
 from tests.cpu_kernels import BOTH, computing_with
 
@@ -27,3 +28,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
     write_llama(directory)
     return directory
+
+
+@pytest.fixture
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a transfer pays depends on the machine; these tests are about what comes."""
+    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+
+@pytest.fixture
+def kept_at(tmp_path: Path) -> Path:
+    """Where a model's weights may lie in memory."""
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory" / "tiny.weights"

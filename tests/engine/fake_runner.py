@@ -25,6 +25,13 @@ def next_token(token_ids: SequenceOf[int]) -> int:
     return (sum(token_ids[-3:]) * 31 + len(token_ids)) % VOCAB
 
 
+def expected_tokens(prompt: list[int], n: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
 def next_penalised_token(prompt: SequenceOf[int], outputs: SequenceOf[int]) -> int:
     return (next_token([*prompt, *outputs]) + sum(outputs)) % VOCAB
 

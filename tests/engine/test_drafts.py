@@ -10,8 +10,8 @@ from engine.engine import Engine
 from engine.runner import ModelRunner
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import FakeDrafter, Remembering
-from tests.engine.fake_runner import FakeRunner, fake_engine
-from tests.engine.test_engine import PROMPT, expected_tokens
+from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine
+from tests.engine.test_engine import PROMPT
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -6,16 +6,9 @@ from engine.engine import Engine
 from engine.kv.prefix_index import CacheIdentity
 from engine.protocol import SamplingParams, Submit
 from tests.engine.driver import Heard, drain, one, submit
-from tests.engine.fake_runner import VOCAB, FakeLaunched, fake_engine, next_token
+from tests.engine.fake_runner import VOCAB, FakeLaunched, expected_tokens, fake_engine
 
 PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-def expected_tokens(prompt: list[int], n: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
 
 
 def test_a_sequence_ends_with_length_at_max_tokens() -> None:

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine.errors import CheckpointError
 from engine.models.registry import find_family
 from engine.weights.config import read_config
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import change_config, write_checkpoint
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import MODELS, PACKED, config, write_family
@@ -23,11 +23,6 @@ DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "sco
 
 
 GLM = "glm-4.5, half of each head turns, normed and biased"
-
-
-def change_config(directory: Path, **changes: Any) -> None:
-    file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def test_gemmas_older_keys_mean_the_same(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from engine.protocol import SamplingParams
 from engine.requirements import stale
 from engine.sequence import Sequence
 from tests.engine.driver import Heard, drain, one, submit
-from tests.engine.fake_runner import fake_engine
-from tests.engine.test_engine import PROMPT, expected_tokens
+from tests.engine.fake_runner import expected_tokens, fake_engine
+from tests.engine.test_engine import PROMPT
 
 
 def holding(blocks: list[int], generations: list[int]) -> Sequence:

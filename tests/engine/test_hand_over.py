@@ -16,13 +16,13 @@ from engine.kv.peers import block_server
 from engine.kv.shared_tiers import SharedTiers, open_tiers
 from engine.kv.tiered_cache import TieredCache
 from engine.protocol import Constraint, HostConfig, Submit
-from engine.rates import TransferRate
 from runtime.engines.hand_over import can_hand_over, decode_sequence, prefill_sequence
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
 
+pytestmark = pytest.mark.usefixtures("always_worth_it")
 FAMILIES = (
     "llama, six heads over two",
     "mistral, window",
@@ -48,12 +48,6 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dense")
     write_family(path, FAMILIES[0])
     return path
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays depends on the machine; these tests are about what comes."""
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 class Pair:

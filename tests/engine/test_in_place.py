@@ -82,12 +82,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.fixture
-def kept_at(tmp_path: Path) -> Path:
-    (tmp_path / "memory").mkdir()
-    return tmp_path / "memory" / "tiny.weights"
-
-
 def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
     """What the model answers from memory of its own."""
     with monkeypatch.context() as patch:

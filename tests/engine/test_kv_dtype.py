@@ -12,13 +12,13 @@ from engine.errors import CheckpointError
 from engine.kv.shared_tiers import open_tiers
 from engine.kv.tiered_cache import TieredCache
 from engine.protocol import HostConfig, Submit
-from engine.rates import TransferRate
 from engine.weights.kv_scales import read_kv_scales
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.families import write_family
 from tests.engine.test_hand_over import Pair
 
+pytestmark = pytest.mark.usefixtures("always_worth_it")
 PROMPT = random_prompt(70, seed=1)
 SCALE = "model.layers.{}.self_attn.{}_scale"
 
@@ -28,12 +28,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("windowed")
     write_family(directory, "gpt-oss, three of five experts")
     return directory
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays depends on the machine; these tests are about what comes back."""
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 def requests() -> list[Submit]:

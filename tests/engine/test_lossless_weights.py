@@ -48,12 +48,6 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0))
 
 
-@pytest.fixture
-def kept_at(tmp_path: Path) -> Path:
-    (tmp_path / "memory").mkdir()
-    return tmp_path / "memory" / "tiny.weights"
-
-
 def load(
     directory: Path, kept_at: Path | None, memory: KvMemory, mode: Lossless, dtype: Any = "bfloat16"
 ) -> LoadedModel:

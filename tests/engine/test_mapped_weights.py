@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.bundle import lay_out
 from engine.weights.bundle_file import BundleFile, new_bundle
 from engine.weights.bundle_maps import drop_removed_maps
-from tests.checkpoints import write_llama
+from tests.checkpoints import change_config, write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, one, random_prompt, submit
@@ -46,12 +45,6 @@ def memory() -> KvMemory:
 def directory(tmp_path: Path) -> Path:
     write_llama(tmp_path / "model")
     return tmp_path / "model"
-
-
-@pytest.fixture
-def kept_at(tmp_path: Path) -> Path:
-    (tmp_path / "memory").mkdir()
-    return tmp_path / "memory" / "tiny.weights"
 
 
 def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> LoadedModel:
@@ -192,11 +185,6 @@ def change_weights(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"] += 0.5
     save_file(tensors, directory / "model.safetensors")
-
-
-def change_config(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
 
 
 @pytest.mark.parametrize(

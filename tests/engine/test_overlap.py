@@ -20,9 +20,9 @@ from tests.engine.fake_runner import (
     FakeForwarded,
     FakeLaunched,
     FakeRunner,
+    expected_tokens,
     fake_engine,
     next_penalised_token,
-    next_token,
     prompt_logprobs_of,
 )
 
@@ -72,13 +72,6 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
     if depth == 1:
         assert sum(told.values()) >= at_work_us - len(told), "but for what is less than a microsecond of each"
     assert told["0 1"] > told["0 0"] > 0
-
-
-def expected_tokens(prompt: list[int], n: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
 
 
 KINDS: dict[str, dict[str, Any]] = {

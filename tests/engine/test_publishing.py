@@ -13,8 +13,8 @@ from engine.step import ChoiceRow
 from engine.struct import replace
 from tests.engine.driver import drain, one, submit
 from tests.engine.fake_drafter import FakeDrafter
-from tests.engine.fake_runner import FakeForwarded, FakeLaunched, FakeRunner, fake_engine
-from tests.engine.test_engine import PROMPT, expected_tokens
+from tests.engine.fake_runner import FakeForwarded, FakeLaunched, FakeRunner, expected_tokens, fake_engine
+from tests.engine.test_engine import PROMPT
 
 
 def embedding_engine(monkeypatch: pytest.MonkeyPatch, *values: float, **limits: Any) -> tuple[Engine, FakeRunner]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
     Llama4TextConfig,
@@ -39,6 +38,7 @@ from engine.weights.formats.registry import read_format
 from engine.weights.storage import MetaStorage
 from kernels.cpu import library
 from kernels.plain import PlainWeight
+from tests.checkpoints import change_tensors
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
@@ -342,12 +342,6 @@ def projections(attention: Any) -> list[Linear]:
         queries = attention.queries
         return [queries.down_proj, queries.proj, attention.latent_proj, attention.o_proj]
     return [attention.qkv_proj, attention.o_proj]
-
-
-def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
 
 
 STEM = "model.layers.1.self_attn.q_proj"

@@ -12,7 +12,6 @@ from engine.kv.shared_tiers import SharedTiers, open_tiers
 from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
 from engine.protocol import HostConfig
-from engine.rates import TransferRate
 from engine.struct import replace
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
@@ -20,17 +19,13 @@ from tests.engine.families import MODELS, write_family
 from tests.engine.kv.fake_store import FakeStore
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("always_worth_it")
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp("family")
     return directory, write_family(directory, request.param)
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays depends on the machine; these tests are about what comes back."""
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 @pytest.fixture

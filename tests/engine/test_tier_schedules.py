@@ -16,9 +16,9 @@ from engine.protocol import BlockSource
 from engine.struct import replace
 from tests.engine import test_shared_schedules as shared
 from tests.engine.driver import Heard, drain, one, submit
-from tests.engine.fake_runner import FakeRunner, borrowing_engine, fake_engine
+from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_tokens, fake_engine
 from tests.engine.fake_tiers import FakeTiers
-from tests.engine.test_engine import PROMPT, expected_tokens
+from tests.engine.test_engine import PROMPT
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
 # Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.

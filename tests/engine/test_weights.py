@@ -1,19 +1,18 @@
 """Checkpoints that cannot be loaded: each is refused with a sentence naming the tensor or key and the file."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.errors import CheckpointError
 from engine.protocol import HostConfig, ModelSpec
 from engine.weights.checkpoint import index_checkpoint
 from engine.weights.filling import Job, fill
-from tests.checkpoints import write_llama
+from tests.checkpoints import change_config, change_tensors, write_llama
 from tests.engine.driver import load_engine, one, submit
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -24,17 +23,6 @@ NORM = "model.layers.1.input_layernorm.weight"
 def directory(tmp_path: Path) -> Path:
     write_llama(tmp_path)
     return tmp_path
-
-
-def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
-
-
-def change_config(directory: Path, **changes: Any) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
 
 
 def test_a_missing_tensor_is_named(directory: Path) -> None:

@@ -100,7 +100,8 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     num_sent = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        takes_input = bool(len(operation.body) or len(operation.query))  # nothing can be wrong with none
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + takes_input]:
 
             @settings(
                 max_examples=examples,
@@ -123,11 +124,7 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
             try:
                 send()
             except Exception as error:
-                if type(error).__name__ not in (
-                    "Unsatisfiable",
-                    "InvalidArgument",
-                ):  # nothing can be wrong with no input
-                    raise AssertionError(f"{operation.label}: {error}") from error
+                raise AssertionError(f"{operation.label}: {error}") from error
     return num_sent
 
 

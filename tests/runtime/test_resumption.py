@@ -12,6 +12,7 @@ from edge_router.relay import DeliveryLog, Forward, StreamRelay
 from engine.protocol import PRIORITIES, Submit, TokenLogprobs, TokenOutput
 from tests.asgi import call, start
 from tests.fakes import CHATML, EOS, FakeEngineClient, FakeLauncher, Step, ids
+from tests.in_turn import in_turn
 from tests.runtime.conftest import Site, SiteMaker
 from wire.continuation import ANSWER, DRAIN_NOTICE, AnswerName, Delivered, Delivery, encode_answer, encode_delivery
 from wire.headers import HOP, Hop, sign_hop
@@ -194,8 +195,7 @@ BLOCK_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("case", BLOCK_TEXTS)
-@pytest.mark.parametrize("path", BLOCKS)
+@pytest.mark.parametrize(("path", "case"), in_turn(BLOCKS, BLOCK_TEXTS))
 async def test_an_answer_of_blocks_goes_on_wherever_it_was_cut(
     make_site: SiteMaker, model_directory: Path, path: str, case: str
 ) -> None:

@@ -9,9 +9,8 @@ from engine.kv.tiers import TRANSFER_TIMEOUT_S
 from engine.struct import replace
 from tests.clock import Clock
 from tests.engine.driver import Heard, submit
-from tests.engine.fake_runner import FakeRunner, fake_engine
+from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine
 from tests.engine.fake_tiers import FakeTiers
-from tests.engine.test_engine import expected_tokens
 
 BLOCKS = 9
 PROMPT = list(range(100, 100 + 4 * BLOCKS))

@@ -15,7 +15,6 @@ from engine.kv_memory import KvMemory, make_kv_memory
 from engine.loaded_model import LoadedModel
 from engine.loading import load_model
 from engine.protocol import HostConfig, KvDtype, ModelSpec
-from engine.rates import TransferRate
 from engine.weights.shard import Shard
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.families import write_family
@@ -23,6 +22,9 @@ from tests.engine.parallel.test_ranks import LATENT, WINDOWS, group_memory, grou
 from tests.engine.test_hand_over import PROMPT, Pair
 
 DENSE, ONE_HEAD = "llama, six heads over two", "llama, one key-value head"
+
+
+pytestmark = pytest.mark.usefixtures("always_worth_it")
 
 
 class UnequalPair(Pair):
@@ -58,11 +60,6 @@ class UnequalPair(Pair):
 def two() -> Iterator[KvMemory]:
     with group_memory(group_of(2)) as memory:
         yield memory
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 def write(directory: Path, family: str) -> Path:

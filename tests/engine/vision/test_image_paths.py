@@ -7,7 +7,6 @@ import pytest
 
 from engine.kv.tiered_cache import TieredCache
 from engine.kv_memory import KvMemory
-from engine.rates import TransferRate
 from tests.engine.agreement import assert_agrees
 from tests.engine.driver import drain, drain_preempting, load_engine, one
 from tests.engine.parallel.test_ranks import group_memory, group_of, loaded
@@ -16,15 +15,12 @@ from tests.engine.test_hand_over import Pair
 from tests.engine.test_images import SMALL, TALL, WIDE, encodes, text, until_all_run, with_images
 from tests.engine.test_tier_families import open_anew
 
+pytestmark = pytest.mark.usefixtures("always_worth_it")
+
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionCheckpoint:
     return write_vision(tmp_path_factory.mktemp("vision"), request.param)
-
-
-@pytest.fixture(autouse=True)
-def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: VisionCheckpoint, tmp_path: Path) -> None:

@@ -197,14 +197,6 @@ async def test_a_stream_that_raises_ends_with_the_authors_traceback(sites: Sites
     assert "in pieces" in failed.value.detail
 
 
-@pytest.mark.parametrize("value", ["7", "{'a': 1}", "None", "b'bytes'", "Response"])
-async def test_a_function_that_returns_no_response_is_told_what_it_returned(sites: Sites, value: str) -> None:
-    async with beside_a_good_one(sites[2], hostile(f"return {value}")) as served:
-        fault = await fault_of(served)
-    assert "it must return a Response" in fault.message
-    assert fault.code == "wrong_type"
-
-
 async def test_a_stream_of_the_wrong_type_is_named(sites: Sites) -> None:
     source = hostile("async def pieces():\n    yield 7\nreturn Response(pieces())")
     async with beside_a_good_one(sites[2], source) as served:

@@ -10,14 +10,7 @@ from runtime.functions.channel.frames import UNNUMBERED, QueueEvent, RpcEvent, S
 from runtime.functions.host.faults import Fault
 from tests.asgi import eventually
 from tests.runtime.functions.conftest import Served
-
-HEAD = "from workers import *\nimport asyncio, json\n\n"
-
-
-def default(body: str) -> str:
-    """A module whose Default.fetch has this body."""
-    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
-    return f"{HEAD}class Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
+from tests.runtime.functions.sdk.test_conventions import HEAD, default
 
 
 async def test_a_response_of_json_says_so(served: Served) -> None:
@@ -150,14 +143,6 @@ class Default(WorkerEntrypoint):
     assert await served.get() == b"soon"
     await asyncio.sleep(0.15)
     assert await served.get("/done") == b"[1]"
-
-
-async def test_older_code_with_on_fetch_runs(served: Served) -> None:
-    served.add(
-        HEAD + "@handler\nasync def on_fetch(request, env, ctx):\n    return Response(env.A)",
-        manifest="[vars]\nA = 'b'",
-    )
-    assert await served.get() == b"b"
 
 
 async def test_named_entrypoints_and_rpc_methods_are_reached_by_name(served: Served) -> None:
@@ -298,6 +283,7 @@ async def test_a_mistake_comes_back_with_the_authors_line(served: Served, body: 
     served.add(default(body))
     with pytest.raises(Fault, match=sentence) as failed:
         await served.get(method="POST", body=b"x")
+    assert (failed.value.code == "wrong_type") == ("a value of the type" in sentence)
     if body.startswith(("return Response", "raise", "await")):
         assert "entry.py" in failed.value.detail
 
