@@ -179,11 +179,7 @@ class SiteFunctions:
         """Have a function handle an event. Raises Failure with status 404 where there is no such function, Fault where it failed."""
         pool = self.pools.get(self.names.get(function, function))
         if pool is None:
-            plain = {
-                name.partition("@")[0] for name in self.pools if "+" not in name
-            }  # versions are one, loaded ones their loader's
-            known = ", ".join(sorted(plain)) or "none"
-            sentence = f"this site has no function named {function[:64]!r}; it has {known}"
+            sentence = f"this site has no function named {function[:64]!r}"
             raise Failure(sentence, code="not_found", status=404)
         is_pinned = isinstance(event, frames.FetchEvent | frames.RpcEvent) and "object" in event.options
         self._requested.set()

@@ -138,7 +138,7 @@ async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
     other = await network.ask(name="other")
     assert (other.status, other.json["error"]["message"]) == (
         404,
-        "this site has no function named 'other'; it has greeter",
+        "this site has no function named 'other'",
     )
 
 
