@@ -75,7 +75,7 @@ async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_
                 assert (answer.status, answer.headers.get("content-length")) == (200, length)
         async with client.get("/fn/nobody/") as answer:
             assert answer.status == 404
-            assert "it has f" in (await answer.json())["error"]["message"]
+            assert (await answer.json())["error"]["message"] == "this site has no function named 'nobody'"
         async with client.get("/status") as answer:
             published = (await answer.json())["functions"]
             assert published["isolation_tier"] in (1, 2)
