@@ -353,9 +353,14 @@ class DeploymentApi:
                 raise ApiError("unhealthy_version", sentence)
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
-        told = encode(Serve(changed.name, changed.revision))
-        results = await self._ask_sites(changed.home, SERVE_PATH, told, SERVE_TIMEOUT_S)
-        unconfirmed = {site: tried.detail for site, tried in results.items() if not tried.healthy}
+        """Tell all sites, those too where it does not run: they send on who asks them."""
+        results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
+        unconfirmed = {}
+        for site, tried in results.items():
+            if not tried.healthy:
+                unconfirmed[site] = tried.detail
+            elif changed.shares and changed.runs_at(site):
+                self._backends[site].published.serves(changed.name)
         fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
         return Response(encode(Changed(**fields, unconfirmed=unconfirmed)), status, media_type=JSON)
 

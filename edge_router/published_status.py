@@ -40,6 +40,10 @@ class PublishedStatus:
         self._set(replace(self.status, models=models), max(self.at, asked_at))
         return True
 
+    def serves(self, function: str) -> None:
+        """The site has said so elsewhere; its next status will say the same."""
+        self.functions |= {function}
+
     def _set(self, status: SiteStatus, asked_at: float) -> None:
         self.status, self.at = status, asked_at
         served = status.functions.functions if status.functions is not None else ()

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from edge_router import deployments
 from edge_router.data_places import AllowedSites
 from edge_router.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
+from edge_router.published_status import PublishedStatus
 from edge_router.routes import FAILURES
 from edge_router.site_clocks import SiteClocks
 from tests.asgi import Exchange, call
@@ -110,6 +111,7 @@ class FakeSite:
         self.gate.set()
         self.state, self.name, self.url = "healthy", "ams1", ""
         self.status = SimpleNamespace(functions=FunctionsStatus(2, takes_deployed=True))
+        self.published = PublishedStatus()
 
     async def handle(self, request: web.Request) -> web.Response:
         assert request.headers[HOP]
@@ -322,6 +324,12 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("outer", services=["front"]) == ("", ["ams1", "iad1"])
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
+        told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
+        assert told == 2 * [["front", "outer", "notes"]], "who does not serve it sends on who asks"
+        assert (fake.published.functions, second.published.functions) == (
+            {"front", "outer"},
+            {"front", "outer", "notes"},
+        )
         assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "where most data lies"
         assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "it stays"
         assert await deploy("notes") == ("iad1", ["iad1"]), "older versions have their data there"

@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from edge_router.deployments import DeployGuard, DeploymentApi
+from edge_router.published_status import PublishedStatus
 from edge_router.routes import FAILURES
 from edge_router.site_clocks import SiteClocks
 from runtime.cli.api import Api
@@ -91,6 +92,7 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
         url=site.url,
         state="healthy",
         status=SimpleNamespace(functions=FunctionsStatus(2, takes_deployed=True)),
+        published=PublishedStatus(),
     )
     routes = DeploymentApi(
         {"ams1": backend},  # type: ignore[dict-item]
