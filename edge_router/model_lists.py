@@ -106,11 +106,9 @@ class ModelLists:
                 last = await self._ask(client, request, sites)
                 if isinstance(last, Answer) and last.status == HTTPStatus.OK:
                     entry = _object(last.body)
-                    return (
-                        last
-                        if entry is None or not _is_entry(entry)
-                        else Answer(200, orjson.dumps(self._priced(entry)))
-                    )
+                    if entry is None or not _is_entry(entry):
+                        return last
+                    return Answer(200, orjson.dumps(self._priced(entry)))
         if isinstance(last, ApiError):
             raise last
         return last
@@ -122,10 +120,10 @@ class ModelLists:
         lists = [fields for answer in answers if (fields := _listing(answer, field)) is not None]
         if lists:
             return lists
-        refusals = [answer for answer in answers if isinstance(answer, ApiError)]
-        if refusals and len(refusals) == len(answers):
-            raise refusals[0]
-        return next(answer for answer in answers if isinstance(answer, Answer))
+        for answer in answers:
+            if isinstance(answer, Answer):
+                return answer
+        raise next(answer for answer in answers if isinstance(answer, ApiError))
 
     def _request(self, client: Downstream, head: Head) -> ValidRequest:
         return self._proxy.parser.parse(head, b"", client.request_id, client.address)
