@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientTimeout, web
 
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import Behaviour, FakeSite, answer, hang, refuse, reset_before_first_byte, router, sites
@@ -203,3 +203,15 @@ async def test_a_list_is_read_with_get_and_its_head_is_there() -> None:
                 assert response.status == 405
             async with running.http.get(running.url + "/v1/models", json={}) as response:
                 assert response.status == 200
+
+
+async def test_a_client_that_leaves_frees_what_was_asked_for_it() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        serve(fakes[0], "ember")
+        serve(fakes[1], "coal")
+        async with router(fakes) as running:
+            fakes[0].behave = fakes[1].behave = hang
+            with pytest.raises(TimeoutError):
+                async with running.http.get(running.url + "/v1/models", timeout=ClientTimeout(total=0.3)):
+                    pass
+            await running.until(lambda: [fake.cancelled for fake in fakes] == [1, 1])
