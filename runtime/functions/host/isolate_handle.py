@@ -125,8 +125,8 @@ class IsolateHandle:
             raise fault_of(failure) from None
 
     async def sent_chunk(self, size: int) -> None:
-        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
-        self.process.history.answered()
+        """Count a piece of a stream, and wait until the next one may be sent."""
+        self.process.history.sent_piece(size)
         await self._throttle.take(size)
 
     def stream_failed(self, fault: Fault) -> None:
