@@ -6,7 +6,7 @@ What it uses is watched from here and not in the isolate (isolate_watch.py).
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -168,7 +168,9 @@ class IsolateHandle:
             self._ending = asyncio.ensure_future(self._end(why, code))
 
     async def _end(self, why: str, code: str) -> None:
-        stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
+        stack = ""
+        with suppress(OSError):  # a report without a stack is better than an isolate that lives on
+            stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
         sentence = f"the function {self.process.function!r} was ended: {why}"
         detail = f"{sentence}\n{stack}" if stack else sentence
         self._why_ended = Fault(sentence, code=code, status=500, name="LimitExceeded", detail=detail)

@@ -4,7 +4,6 @@ packages that functions ask for.
 Use as `async with`. Tiers are tried at the start; below what the site file demands nothing is started.
 """
 
-import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from runtime.functions.host.pool_zygote import PoolContext
 from runtime.functions.host.site_zygote import SiteZygote
 from runtime.functions.host.zygote_client import ZygoteFactory
 from runtime.functions.manifest import Manifest
+from wire import background
 
 
 class Provision(NamedTuple):
@@ -58,8 +58,7 @@ class ProcessSupply:
             stack.callback(self._interpreters.stop)
             trial = IsolationTrial(self._zygote, self._oci_runtime, self._state_dir, stack)
             self.isolation, self._zygotes = await trial.best(*self._tiers)
-            pruning = asyncio.create_task(self._layers.keep_pruned(), name="functions' layers")
-            stack.callback(pruning.cancel)
+            await stack.enter_async_context(background.running(self._layers.keep_pruned, "deleting unused packages"))
             self._stack = stack.pop_all()
         return self
 

@@ -29,6 +29,7 @@ class Isolate:
         self.is_ready = self.is_usable = True
         self.is_retiring = self.is_tainted = self.lags = self.has_answered = self.is_closed = False
         self.looks: list[str] = []
+        self.ended = ""
         self.gone = asyncio.Event()
 
     def watch(self) -> None:
@@ -36,6 +37,9 @@ class Isolate:
 
     def watch_idle(self) -> None:
         self.looks.append("idle")
+
+    def end(self, why: str, code: str) -> None:
+        self.ended = code
 
     async def close(self) -> None:
         self.is_closed = True
@@ -191,6 +195,19 @@ async def test_one_that_is_gone_by_itself_is_counted_once_and_its_time_is_told(k
     assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [1.0, 0.0], "as its last look found it"
     await kept.started()
     assert kept.factory.probations == [False, True], "behind one that ended badly"
+
+
+async def test_one_that_cannot_be_watched_is_ended_and_the_others_are_watched(kept: Kept) -> None:
+    isolates = [await kept.started() for _ in range(3)]
+
+    def fail() -> None:
+        raise RuntimeError("no /proc")
+
+    isolates[1].watch_idle = fail  # type: ignore[method-assign]
+    isolates[2].work.begin(1)
+    assert kept.isolates.watch() is True
+    assert [isolate.looks for isolate in isolates] == [["idle"], [], ["at work"]]
+    assert [isolate.ended for isolate in isolates] == ["", "unwatched", ""]
 
 
 @pytest.mark.parametrize("why", ["is_deprioritized", "lags"])
