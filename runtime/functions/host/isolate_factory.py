@@ -40,7 +40,8 @@ class IsolateFactory:
         self._on_subrequest = on_subrequest
         self._reports = reports
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
-        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.uid)
+        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
+        self._user = context.user
         self._has_own_files = context.tier >= 2  # a file system of its own for each isolate
         self._enforcing: asyncio.Future[None] | None = None
         self.zygote = PoolZygote(manifest, self.limits, context, packages, self._scratch, reports.new_log)
@@ -80,6 +81,7 @@ class IsolateFactory:
             await asyncio.gather(self._enforcing, return_exceptions=True)
         self.zygote.close()
         await self._scratch.remove()
+        self._user.release()
 
     def _boot(self) -> Boot:
         main, directory = self._manifest.main, self._manifest.directory

@@ -10,6 +10,7 @@ import pytest
 from runtime.functions.host import isolate_factory
 from runtime.functions.host.isolate_factory import IsolateFactory
 from runtime.functions.host.priority import PriorityClass
+from runtime.functions.host.user_ids import FunctionUser, UserIds
 from runtime.functions.manifest import BindingDeclaration, Manifest
 
 
@@ -26,6 +27,7 @@ class Made:
         self.factory._has_own_files = False
         zygote = SimpleNamespace(set_priority=self.told.append)
         self.factory.zygote = cast("Any", SimpleNamespace(close=lambda: self.told.append("closed"), get=lambda: zygote))
+        self.factory._user = FunctionUser(UserIds(is_root=False))
         self.factory._scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
 
     async def removed(self) -> None:

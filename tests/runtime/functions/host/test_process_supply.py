@@ -58,7 +58,7 @@ def test_packages_are_installed_where_a_function_asks_for_some_and_brings_none(
 
 def test_every_pool_has_a_user_of_its_own(tmp_path: Path) -> None:
     made = Supply(tmp_path)
-    assert len({made.supply.provide("p", made.manifest, ()).context.uid for _ in range(3)}) == 3
+    assert len({made.supply.provide("p", made.manifest, ()).context.user.id for _ in range(3)}) == 3
 
 
 @pytest.mark.parametrize(("asks", "is_used"), [(False, True), (True, True), (True, False)])
