@@ -27,6 +27,7 @@ from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.deployed import DeployedFunctions
 from runtime.functions.host.layers import LayerBudget
 from runtime.functions.host.limits import FunctionLimits
+from runtime.functions.host.pool import FunctionPool
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
@@ -183,15 +184,16 @@ class ServedFunctions:
         """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
-    async def pool_of(self, name: str, scope: Scope) -> str:
-        """Return the pool that answers a request to the function: of one that was deployed, the version that this client gets. Raises Failure."""
+    async def version_of(self, name: str, scope: Scope) -> FunctionPool:
+        """Return the version that answers a request to the function: of one that was deployed, the one that this client gets. Raises Failure."""
         if (
             "+" in name or "@" in name
         ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
-        if self.deployed is None or name in self.functions.pools:
-            return name
-        return await self.deployed.pool_of(name, client_key(scope)) or name
+        pool = None
+        if self.deployed is not None and name not in self.functions.pools:
+            pool = await self.deployed.pool_of(name, client_key(scope))
+        return self.functions.version(pool or name)
 
 
 def client_key(scope: Scope) -> str:

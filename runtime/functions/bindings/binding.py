@@ -72,8 +72,8 @@ class Functions(Protocol):
     ) -> FunctionResponse:
         """Send a request to a function; with `is_socket` the body is a WebSocket's messages."""
 
-    def add(self, manifest: Manifest) -> None:
-        """Serve a further function. Raises ManifestError."""
+    def add(self, manifest: Manifest, *, name: str) -> None:
+        """Serve a further function under a name. Raises ManifestError."""
 
     def remove(self, name: str) -> None:
         """Stop serving it; its open requests may finish."""

@@ -4,6 +4,8 @@ It has the bindings that it is given, which are plain values, and the network un
 know isolates.
 """
 
+import itertools
+import os
 import shutil
 from collections import OrderedDict
 from pathlib import Path, PurePosixPath
@@ -20,6 +22,7 @@ from runtime.functions.manifest import BindingDeclaration, Manifest, ManifestErr
 MAX_LOADED = 8  # at once by one function; beyond, the longest unused goes
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
+_numbers = itertools.count(1)  # of loaders: two versions of a function have one each while the first ends
 
 
 class HasWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +63,11 @@ class WorkerLoader(Binding):
         if services.functions is None:
             raise BindingError(f"{declaration.name}: there is nothing here that could run a dynamic worker")
         directory = directory_of(state_dir, "worker_loader", f"{services.function}/{declaration.name}")
-        shutil.rmtree(directory, ignore_errors=True)  # of an earlier life
-        return cls(services.functions, services.function, directory)
+        loader = cls(services.functions, services.function, directory / f"{os.getpid()}.{next(_numbers)}")
+        for left in directory.iterdir() if directory.is_dir() else ():
+            if not left.name.startswith(f"{os.getpid()}."):  # of an earlier life
+                shutil.rmtree(left, ignore_errors=True)
+        return loader
 
     @method
     async def has(self, request: HasWorker) -> bool:
@@ -76,10 +82,11 @@ class WorkerLoader(Binding):
         folder = self._directory / name_of(request.id)
         main = self._write(folder, request)
         env = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in request.env.items())
-        pool = f"{self._function}+{name_of(request.id)}"
-        manifest = Manifest(pool, folder, main, env, has_egress=request.network)
+        name = f"{self._function}+{name_of(request.id)}"
+        pool = f"{name}.{self._directory.name}"
+        manifest = Manifest(name, folder, main, env, has_egress=request.network)
         try:
-            self._functions.add(manifest)
+            self._functions.add(manifest, name=pool)
         except ManifestError as error:
             raise BindingError(f"the dynamic worker {request.id!r} cannot be loaded: {error}") from None
         self._loaded[request.id] = pool
@@ -97,6 +104,7 @@ class WorkerLoader(Binding):
     async def close(self) -> None:
         for id in tuple(self._loaded):
             self._remove(id)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _pool(self, id: str) -> str:
         if id not in self._loaded:

@@ -93,13 +93,15 @@ class IsolateHandle:
         body: AsyncIterator[bytes] | None = None,
         *,
         is_socket: bool = False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
         """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it."""
+        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
             with ExitStack() as request:
+                request.callback(on_end)
                 id = self._channel.new_id()
                 self.work.begin(id)
                 self._subrequests.begin(id)
@@ -111,10 +113,11 @@ class IsolateHandle:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
                     # It may last for hours, and what it computes is counted with the isolate's other sockets.
-                    self.work.sockets += 1
                     stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                    self.work.open_sockets.add(stream)
                 else:
-                    stream = ResponseStream(self, result.body, ends_at, request.pop_all().close)
+                    end = request.pop_all().close
+                    stream = ResponseStream(self, result.body, ends_at, lambda _: end())
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
             sentence = f"the function has not answered within {self.limits.wall_s:g} s"
@@ -142,6 +145,10 @@ class IsolateHandle:
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
             self.work.set_background(note.value)
+        elif note.name == "object_background":
+            match note.value:
+                case [str(class_name), str(id), int(count)]:
+                    self.work.set_object_background((class_name, id), count)
 
     # -- the watch --------------------------------------------------------------------------------------------------------------
 

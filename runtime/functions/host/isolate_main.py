@@ -60,6 +60,7 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
     channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
+    entrypoint.on_object_background = lambda object, count: channel.note("object_background", [*object, count])
     channel.note(
         "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
     )

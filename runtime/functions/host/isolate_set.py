@@ -56,6 +56,10 @@ class IsolateSet:
     def is_at_work(self) -> bool:
         return any(isolate.work.load or isolate.work.background for isolate in self.living)
 
+    def are_at_work_for(self, object: tuple[str, str]) -> bool:
+        """Tell whether background work of this Durable Object, by class and id, is left."""
+        return any(object in isolate.work.objects for isolate in self.living)
+
     async def start(self) -> IsolateHandle | None:
         """Start an isolate. None: the next one was not due, and has been waited for. Raises Fault, and Failure where it would be due too late."""
         now = asyncio.get_running_loop().time()
@@ -129,6 +133,12 @@ class IsolateSet:
         total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)
         spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
         return spent_s
+
+    def close_sockets(self) -> None:
+        """End all WebSockets: a client that comes again gets the version that is served now."""
+        for isolate in self.living:
+            for stream in tuple(isolate.work.open_sockets):
+                stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
 
     async def close(self) -> None:
         for isolate in tuple(self.living):

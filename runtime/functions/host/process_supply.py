@@ -29,6 +29,7 @@ class Provision(NamedTuple):
     install: Callable[[], Awaitable[Path | None]] | None  # before it runs; gives the layer of what it depends on
     takes_long: bool  # to have its first process, which no request should wait for
     use: Callable[[], None]  # notes that it is served
+    release: Callable[[], None]  # notes that it has ended
 
 
 class ProcessSupply:
@@ -71,7 +72,8 @@ class ProcessSupply:
         await self._stack.aclose()
 
     def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
-        """`layers`: directories with a function's packages; without them, what it asks for is installed. Raises ManifestError."""
+        """`layers`: directories with a function's packages; without them, what it asks for is installed. Raises ManifestError. What it gives is of
+        this one pool, also where another of its name is still at work."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
@@ -79,23 +81,23 @@ class ProcessSupply:
         context = PoolContext(
             other or self._zygotes, self.isolation.tier, FunctionUser(self._user_ids), self._state_dir / "scratch"
         )
-        install = partial(self._install, pool, requirements, other) if requirements or other else None
+        user = object()
+        install = partial(self._install, user, requirements, other) if requirements or other else None
 
         def use() -> None:
             if requirements:
-                self._layers.use(pool, requirements, OWN if other is None else other.python)
+                self._layers.use(user, requirements, OWN if other is None else other.python)
 
-        return Provision(context, install, bool(layers or install or is_contained), use)
+        release = partial(self._layers.release, user)
+        return Provision(context, install, bool(layers or install or is_contained), use, release)
 
-    def release(self, pool: str) -> None:
-        """Note that a pool is served no more."""
-        self._layers.release(pool)
-
-    async def _install(self, pool: str, requirements: tuple[str, ...], other: InterpreterZygote | None) -> Path | None:
+    async def _install(
+        self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
+    ) -> Path | None:
         """Start the Python that a function asks for, and install what it depends on for that one. Raises LayerError."""
         python = OWN if other is None else await other.start()
         if not requirements:
             return None
-        if self._layers.is_used_by(pool):
-            self._layers.use(pool, requirements, python)  # it may be another than was wanted
+        if self._layers.is_used_by(user):
+            self._layers.use(user, requirements, python)  # it may be another than was wanted
         return await self._layers.get(requirements, python)

@@ -125,7 +125,7 @@ async def test_those_that_start_may_be_asked_and_those_that_end_or_retire_may_no
     ending.is_usable = False
     assert cast(Any, kept.isolates.usable) == [usable, starting]
     usable.work.begin(1)
-    ending.work.num_waiting, starting.work.sockets = 2, 3
+    ending.work.num_waiting, starting.work.open_sockets = 2, {1, 2, 3}
     assert (kept.isolates.load, kept.isolates.sockets, kept.isolates.is_at_work) == (3, 3, True)
     usable.work.end(1)
     ending.work.num_waiting = 0
@@ -142,7 +142,7 @@ async def test_one_at_work_is_watched_and_one_that_sleeps_for_too_long_is_retire
     made["working"].work.begin(1)
     made["background"].work.set_background(1)
     made["importing"].is_ready = False
-    made["talking"].work.sockets = 1
+    made["talking"].work.open_sockets = {1}
     made["talking"].work.idle_since = made["long asleep"].work.idle_since = now - LIMITS.idle_s - 1.0
     made["asleep"].work.idle_since = now - LIMITS.idle_s + 10.0
     made["retiring"].is_retiring = made["retiring at work"].is_retiring = True
@@ -258,7 +258,7 @@ async def test_one_without_memory_is_replaced_unless_that_would_lose_what_only_i
     kept: Kept, sockets: int, has_objects: bool, name: str, is_replaced: bool
 ) -> None:
     isolate = await kept.started()
-    isolate.work.sockets, isolate.work.has_objects = sockets, has_objects
+    isolate.work.open_sockets, isolate.work.has_objects = set(range(sockets)), has_objects
     kept.fails(isolate, Fault("it is full", name=name))
     assert (isolate.is_retiring, isolate.is_tainted) == (is_replaced, is_replaced)
     isolate.gone.set()

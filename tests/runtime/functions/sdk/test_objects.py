@@ -302,26 +302,29 @@ class Counter(DurableObject):
         assert await ask(served, "/works") is True
 
 
-async def test_a_new_version_of_a_function_makes_the_old_instance_stale(site: Make) -> None:
+async def test_an_object_goes_to_a_new_version_of_its_function_when_its_work_has_ended(
+    site: Make, tmp_path: Path
+) -> None:
     waits = """
 class Counter(DurableObject):
     async def slow(self):
         await self.ctx.storage.put("n", 1)
-        await asyncio.sleep(1)
+        while await self.ctx.storage.get("n") == 1:
+            await asyncio.sleep(0.01)
         await self.ctx.storage.put("n", 99)
 
     async def quick(self):
         value = (await self.ctx.storage.get("n") or 0) + 1
         await self.ctx.storage.put("n", value)
-        return value
+        return [value, VERSION]
 """
-    async with site(waits) as served:
+    async with site("VERSION = 1" + waits) as served:
         slow = asyncio.ensure_future(ask(served, "/slow"))
-        await asyncio.sleep(0.5)
-        served.add(START + waits, manifest=MANIFEST)
-        assert await ask(served, "/quick") == 2
-        assert "was replaced" in (await slow)["error"]
-        assert await ask(served, "/quick") == 3
+        await eventually(lambda: (tmp_path / "state/bindings/durable_object/f/Counter").is_dir())
+        served.add(START + "VERSION = 2" + waits, manifest=MANIFEST)
+        assert (await ask(served, "/quick"))[1] == 1
+        await slow
+        assert await ask(served, "/quick") == [100, 2]
 
 
 ALARMS = """
