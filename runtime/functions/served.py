@@ -65,7 +65,8 @@ class ServedFunctions:
         self._inference = inference
         self._state_dir, self._site = state_dir, site
         self._secrets = SecretStore(state_dir)
-        self._declared: dict[str, Manifest] = {}  # by pool: without the secrets that were put into this site
+        # By pool: the manifest without the secrets that were put into this site, and the layers.
+        self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
         self._stack = AsyncExitStack()  # of what runs while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
@@ -141,7 +142,7 @@ class ServedFunctions:
                 named = self._with_own_stores(named)
             self._owners.check(named)
             self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
-            self._declared[pool or served] = named
+            self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
         except (BindingError, SecretError, OSError) as error:
@@ -169,16 +170,24 @@ class ServedFunctions:
 
     async def _renew_secrets(self) -> None:
         pools = self.functions.pools
-        self._declared = {name: manifest for name, manifest in self._declared.items() if name in pools}
-        for name, declared in self._declared.items():
+        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
+        for name, declared in [*self._declared.items()]:
+            manifest, layers = declared
             try:
-                manifest = await asyncio.to_thread(_with_secrets, declared, self._secrets)
-            except SecretError as error:
+                manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
+                if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
+                    self._replace(name, manifest, layers)
+            except (SecretError, Failure, OSError) as error:
                 log.error("%s keeps its old secrets: %s", name, error)
-                continue
-            if name in pools and self._declared.get(name) is declared and manifest != pools[name].manifest:
-                pools[name].use_values(manifest)
-                log.info("%s has the secrets that were changed", name)
+
+    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
+        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        function = manifest.name
+        is_live = self.functions.names.get(function) == name
+        self.functions.add(manifest, name=name, layers=layers)
+        if is_live:
+            self.functions.live(function, name)
+        log.info("%s starts anew with the secrets that were changed", name)
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""

@@ -51,10 +51,6 @@ class IsolateFactory:
         await self.zygote.read_imports()
         self.zygote.get()
 
-    def use_values(self, manifest: Manifest) -> None:
-        """Give isolates that are started from now on the values of this manifest's bindings."""
-        self._manifest = manifest
-
     def new(self, on_fault: Callable[[IsolateHandle, Fault], None], *, is_on_probation: bool) -> IsolateHandle:
         """Return an isolate that is still to be started."""
         return IsolateHandle(

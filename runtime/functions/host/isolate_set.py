@@ -123,11 +123,6 @@ class IsolateSet:
         elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
             self._taint(isolate)  # whatever it was doing, a part of it may be missing
 
-    def replace_all(self) -> None:
-        """Let every isolate answer what it has taken, and the next request get another one."""
-        for isolate in self.living:
-            isolate.is_retiring = True
-
     def spent_cpu_s(self) -> float:
         """Return the isolates' processor time since this was asked last."""
         total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)

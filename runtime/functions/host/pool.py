@@ -119,12 +119,6 @@ class FunctionPool:
             finally:
                 self.waiters.notify()
 
-    def use_values(self, manifest: Manifest) -> None:
-        """Have the function run with other values of its bindings from its next request on; what is under way ends with the old ones."""
-        self.manifest = manifest
-        self.factory.use_values(manifest)
-        self.isolates.replace_all()
-
     async def prepare(self) -> None:
         """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
         try:
