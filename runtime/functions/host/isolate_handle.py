@@ -25,6 +25,7 @@ from runtime.functions.host.subrequests import SubrequestHandler, Subrequests
 from runtime.functions.host.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
 
 
 class IsolateHandle:
@@ -175,6 +176,8 @@ class IsolateHandle:
             self._ending = asyncio.ensure_future(self._end(why, code))
 
     async def _end(self, why: str, code: str) -> None:
+        if code == "blocked" and self.process.is_stopped:
+            code, why = STOPPED, f"a signal stopped its process for more than {self.limits.blocked_s:g} s"
         stack = ""
         with suppress(OSError):  # a report without a stack is better than an isolate that lives on
             stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
