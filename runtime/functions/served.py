@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from runtime.connection import header
 from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.object_migrations import MigrationError
 from runtime.functions.bindings.owners import Owners
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.secret_store import SecretError, SecretStore
@@ -29,7 +30,7 @@ from runtime.functions.host.pool import FunctionPool
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
-from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, MisfitError, load_manifest
 from runtime.functions.network_inference import NetworkInference
 from runtime.middleware import GENUINE_HOP
 from sites.site import FunctionsConfig
@@ -131,6 +132,8 @@ class ServedFunctions:
             self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
             if pool is None:
                 self._owners.claim(named)
+        except MigrationError as error:
+            raise MisfitError(f"{manifest.directory}: {error}") from None
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
@@ -145,6 +148,11 @@ class ServedFunctions:
                 binding = binding._replace(options={**binding.options, names[0]: id})
             bindings.append(binding)
         return replace(manifest, bindings=tuple(bindings))
+
+    def moves(self, pool: str) -> tuple[str, ...]:
+        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        bindings = self.functions.pools[pool].bindings
+        return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
