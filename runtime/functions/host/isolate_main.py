@@ -101,9 +101,7 @@ class Function:
             if isinstance(frame, frames.QueueEvent):
                 return await self._queue(frame)
         except SystemExit as error:
-            raise Failure(
-                f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error)
-            ) from None
+            raise _exited(error) from None
         raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
 
     async def _fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
@@ -183,7 +181,12 @@ class Function:
 
     async def _queue(self, frame: frames.QueueEvent) -> dict[str, Any]:
         batch = MessageBatch(frame.queue, frame.messages)
-        await self._event("queue", batch)
+        try:
+            await self._event("queue", batch)
+        except (Exception, SystemExit) as error:
+            failure = _exited(error) if isinstance(error, SystemExit) else trouble.describe(error)
+            failure.value = batch.outcome(has_failed=True)
+            raise failure from None
         return batch.outcome()
 
     async def _event(self, name: str, event: Any) -> None:
@@ -214,6 +217,10 @@ class Function:
         is_workflow = name.startswith(workflows.PREFIX)
         kind = workflows.object_class(self._module, name) if is_workflow else getattr(self._module, name, None)
         return await self._objects.run(kind, options, act)
+
+
+def _exited(error: SystemExit) -> Failure:
+    return Failure(f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error))
 
 
 def _imported(main: str) -> ModuleType:
