@@ -293,6 +293,8 @@ def _answer_of(response: Response, method: str) -> StreamingReply:
     value = {"status": response.status, "headers": response.headers.multi_items()}
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
+    if stream is not None:
+        Context().wait_until(stream.aclose())  # nobody reads it
     if whole and len(whole) > ANSWER_IN_ONE:
         return StreamingReply(value, outbound.pieces(whole))
     return StreamingReply({**value, "body": whole or b""})
