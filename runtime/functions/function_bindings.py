@@ -34,7 +34,7 @@ class FunctionBindings:
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
         if services.functions is not None:
-            self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
+            self._objects = ObjectStorage.of(manifest, state_dir, services)
 
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
@@ -42,9 +42,13 @@ class FunctionBindings:
         return cls(manifest, state_dir, replace(services, functions=functions, function=manifest.name))
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
-        """Consume its queues and run its clock, in the place of an earlier version of the function. `ask` has this version handle an event. Raises
-        BindingError where another function consumes one of its queues, and then nothing has changed."""
+        """Consume its queues, run its clock and carry out its migrations, in the place of an earlier version of the function. `ask` has this version
+        handle an event. Raises BindingError where another function consumes one of its queues, and then nothing has changed."""
         functions, services, manifest = self._services.functions, self._services, self._manifest
+        for declared in manifest.consumers if functions is not None else ():
+            Queue.of(declared.queue, self._state_dir, services).check_consumer(services.function)
+        if self._objects is not None:
+            self._objects.migrate()
         if functions is None or self._consumers or self._crons is not None:
             return
 
@@ -58,12 +62,15 @@ class FunctionBindings:
             await functions.ask(services.function, ScheduledEvent(UNNUMBERED, expression, scheduled_time_ms))
 
         for declared in manifest.consumers:
-            Queue.of(declared.queue, self._state_dir, services).check_consumer(services.function)
-        for declared in manifest.consumers:
             self._consumers.append(_consumer(declared, deliver, self._state_dir, services))
         if manifest.crons:
             schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
             self._crons = Crons.open(schedules, run, self._state_dir, services)
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes of objects when it starts."""
+        return () if self._objects is None else self._objects.moves
 
     async def stop(self) -> None:
         """Take no more messages and minutes. Batches and runs under way go on."""

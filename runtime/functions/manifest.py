@@ -38,6 +38,10 @@ class ManifestError(ConfigError):
     """The folder is no function; the message says which file, where, and what to change."""
 
 
+class MisfitError(ManifestError):
+    """The function does not go with the Durable Objects that it has here: their classes were renamed or deleted."""
+
+
 class BindingDeclaration(NamedTuple):
     """`kind` is one of runtime/functions/bindings/registry.py's, var, secret, or not_offered."""
 

@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from runtime.connection import header
 from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.object_migrations import MigrationError
 from runtime.functions.bindings.owners import Owners
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.secret_store import SecretError, SecretStore
@@ -31,7 +32,7 @@ from runtime.functions.host.pool import FunctionPool
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
-from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, MisfitError, load_manifest
 from runtime.functions.network_inference import NetworkInference
 from runtime.middleware import GENUINE_HOP
 from sites.site import FunctionsConfig
@@ -145,6 +146,8 @@ class ServedFunctions:
             self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
+        except MigrationError as error:
+            raise MisfitError(f"{manifest.directory}: {error}") from None
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
@@ -177,7 +180,7 @@ class ServedFunctions:
                 manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
                 if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
                     self._replace(name, manifest, layers)
-            except (SecretError, Failure, OSError) as error:
+            except (SecretError, ManifestError, Failure, OSError) as error:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
@@ -188,6 +191,11 @@ class ServedFunctions:
         if is_live:
             self.functions.live(function, name)
         log.info("%s starts anew with the secrets that were changed", name)
+
+    def moves(self, pool: str) -> tuple[str, ...]:
+        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        bindings = self.functions.pools[pool].bindings
+        return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""

@@ -314,7 +314,7 @@ class QueueConsumer:
             retried = {each["id"]: each.get("delay_s") for each in outcome.get("retried", ())}
         except Exception as error:
             log.warning("a batch of %d messages of %s failed: %s", len(messages), self._queue.name, error)
-            retried = {message.id: None for message in messages}
+            retried = _retried_by_failed(getattr(error, "value", None), messages)
             is_seen = not (isinstance(error, Failure) and error.code in NOT_DELIVERED)
         pause_s = PAUSE_AFTER_ERROR_S
         while True:
@@ -358,6 +358,14 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
         "attempts": message.attempts,
         "body": msgspec.msgpack.decode(message.body),
     }
+
+
+def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
+    """Return which messages of a handler that has failed come again, and after which delays: all where its decisions are not known."""
+    try:
+        return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
+    except (TypeError, KeyError, AttributeError):
+        return dict.fromkeys((message.id for message in messages), None)
 
 
 def _delay_s(asked: object, default_s: float) -> float:

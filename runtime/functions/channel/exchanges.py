@@ -64,7 +64,14 @@ class OutgoingExchange:
         elif isinstance(frame, More):
             self.credit.give(frame.bytes)
         elif isinstance(frame, Fail):
-            failure = Failure(frame.message, code=frame.code, status=frame.status, name=frame.name, detail=frame.detail)
+            failure = Failure(
+                frame.message,
+                code=frame.code,
+                status=frame.status,
+                name=frame.name,
+                detail=frame.detail,
+                value=frame.value,
+            )
             self.fail(failure)
             self._channel.forget(self.id)
         elif isinstance(frame, StreamEnd):

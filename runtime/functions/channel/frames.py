@@ -81,6 +81,7 @@ class Fail(Frame, frozen=True, tag="fail"):
     message: str
     name: str = "Error"
     detail: str = ""  # the author's traceback
+    value: Any = None  # what the exchange gives all the same: a queue handler's decisions
 
 
 class StreamChunk(Frame, frozen=True, tag="chunk"):

@@ -21,7 +21,7 @@ from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
-from runtime.functions.manifest import Manifest, ManifestError, load_manifest
+from runtime.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest
 from wire import background, durable
 from wire.bundles import BundleError, digest_of, unpack
 from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
@@ -33,6 +33,7 @@ ASK_AGAIN_S = 1.0  # for a name that nobody knows
 PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
 AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
 DIGEST_CHARS = 16  # of a version's digest in its pool's name
+MISFITS = "misfits"  # the failure of a version that does not go with the objects that are there
 HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
 
 
@@ -43,6 +44,9 @@ class FunctionRegistry(Protocol):
     def functions(self) -> SiteFunctions: ...
 
     def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
+
+    def moves(self, pool: str) -> tuple[str, ...]:
+        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
 
     def claim(self, pool: str) -> None:
         """Raises Failure where what it names is another's."""
@@ -122,10 +126,10 @@ class DeployedFunctions:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
         try:
-            await self._started(name, version)
+            pool = await self._started(name, version)
         except Failure as failure:
-            return Tried(False, failure.detail or failure.message)
-        return Tried(True)
+            return Tried(False, failure.detail or failure.message, misfits=failure.code == MISFITS)
+        return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
         """Tell whether this revision's versions answer here, or are known to run elsewhere, now that the router has been asked."""
@@ -208,7 +212,8 @@ class DeployedFunctions:
             self._serving.add(manifest, name=name, pool=pool)
         except ManifestError as error:
             sentence = str(error).replace(f"{folder}/", "").replace(str(folder), name)
-            raise Failure(f"version {version.number} of {name} cannot be served: {sentence}") from None
+            code = MISFITS if isinstance(error, MisfitError) else "invalid_argument"
+            raise Failure(f"version {version.number} of {name} cannot be served: {sentence}", code=code) from None
 
     async def _checked(self, pool: str, folder: Path, version: Version) -> None:
         """A version that has failed its health call takes no traffic here, whatever the router says."""
@@ -308,6 +313,8 @@ class DeployedFunctions:
                 log.error("%s", failure.message)
         if live is not None:
             self._live(deployment.name, live)
+        elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
+            wanted.add(before)  # what cannot be had here is no reason to answer nothing
         return wanted
 
     def _live(self, name: str, pool: str) -> None:

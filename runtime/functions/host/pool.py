@@ -39,8 +39,12 @@ class OpenBindings(Protocol):
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
         """Return what one of its files answers; None: none does."""
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes of objects when it starts."""
+
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
-        """Consume its queues and run its clock from now on. `ask` has this version handle an event."""
+        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
 
     async def stop(self) -> None:
         """Take no more from queues and clock; finish what was taken."""

@@ -206,6 +206,41 @@ async def test_messages_given_back_twice_are_given_back_once(tmp_path: Path) -> 
     await queue.close()
 
 
+@pytest.mark.parametrize("decided", [None, 7, {"retried": 1}, {"retried": [1]}, {"retried": [{}]}, {"acked": []}])
+async def test_a_batch_that_fails_comes_again_where_its_decisions_make_no_sense(tmp_path: Path, decided: Any) -> None:
+    queue, seen = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), list[int]()
+
+    async def fail(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.extend(message["attempts"] for message in messages)
+        raise Failure("it fails", value=decided)
+
+    await queue.put([(b"\x01", 0.0)])
+    consumer = QueueConsumer(queue, fail, SOON._replace(max_retries=1))
+    await eventually(lambda: seen == [1, 2])
+    await empty(queue)
+    await consumer.close()
+    await queue.close()
+
+
+async def test_what_was_decided_before_a_handler_failed_holds(tmp_path: Path) -> None:
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20)
+    failed = asyncio.Event()
+
+    async def fail(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        failed.set()
+        raise Failure("it fails", value={"retried": [{"id": messages[1]["id"], "delay_s": 600}]})
+
+    await queue.put([(b"\x01", 0.0), (b"\x02", 0.0)])
+    consumer = QueueConsumer(queue, fail, SOON)
+    await asyncio.wait_for(failed.wait(), 5)
+    async with asyncio.timeout(5):
+        while await queue.depth() != 1:
+            await asyncio.sleep(0.01)
+    assert 500 < (await queue.due_in_s(1, 0.0) or 0) <= 600
+    await consumer.close()
+    await queue.close()
+
+
 async def test_a_function_cannot_delay_or_acknowledge_nonsense(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     calls = 0

@@ -73,6 +73,9 @@ class Functions:
     def live(self, name: str, pool: str) -> None:
         self.names[name] = pool
 
+    def moves(self, pool: str) -> tuple[str, ...]:
+        return ()
+
     def claim(self, pool: str) -> None:
         if pool in self.of_others:
             raise Failure("its store is another's")

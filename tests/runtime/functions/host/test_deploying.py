@@ -289,6 +289,54 @@ async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_
     assert [name.partition("@")[0] for name in served.functions.pools] == ["greeter"]
 
 
+OBJECTS = """
+from workers import DurableObject, Response, WorkerEntrypoint
+
+class NAME(DurableObject):
+    async def add(self):
+        self.ctx.storage.kv.put("n", (self.ctx.storage.kv.get("n") or 0) + 1)
+        return self.ctx.storage.kv.get("n")
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        if "host: health" in str(dict(request.headers)) or request.url.startswith("http://health"):
+            return Response("healthy")
+        return Response(str(await self.env.ROOMS.getByName("one").add()))
+"""
+ROOMS = (
+    'name = "greeter"\nmain = "entry.py"\n[[durable_objects.bindings]]\nname = "ROOMS"\nclass_name = "NAME"\n'
+    '[[migrations]]\ntag = "v1"\nnew_sqlite_classes = ["Room"]\n'
+)
+RENAMES = '[[migrations]]\ntag = "v2"\nrenamed_classes = [{ from = "Room", to = "Lobby" }]\n'
+
+
+async def test_a_class_of_objects_is_renamed_when_the_version_takes_the_traffic(network: Network) -> None:
+    def write(name: str, more: str = "", comment: str = "") -> None:
+        network.write("", OBJECTS.replace("NAME", name) + comment, ROOMS.replace("NAME", name) + more)
+
+    write("Room")
+    await network.deploy()
+    assert [(await network.ask()).body for _ in range(2)] == [b"1", b"2"]
+    write("Lobby", RENAMES)
+    with pytest.raises(CliError, match="the migration v2 of version 2 of greeter renames or deletes classes"):
+        await network.deploy(10.0)
+    assert (await network.ask()).body == b"3"
+    await network.deploy()
+    assert (await network.ask()).body == b"4"
+    with pytest.raises(
+        CliError, match=r"nothing was changed: .* the class Room was renamed to Lobby by the migration v2"
+    ):
+        await asyncio.to_thread(rollback, network.api, "greeter", 1)
+    assert (await network.ask()).body == b"5"
+    write("Room", "", "# once more\n")
+    with pytest.raises(CliError, match="the class Room was renamed to Lobby by the migration v2"):
+        await network.deploy()
+    assert (await network.ask()).body == b"6"
+    write("Lobby", RENAMES, "# a gradual one, whose migrations are done\n")
+    await network.deploy(50.0)
+    assert (await network.ask()).body == b"7"
+
+
 async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
