@@ -183,7 +183,8 @@ def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
     """Return the cosine of each; 0 where a vector has no length."""
     block = np.frombuffer(b"".join([row[3] for row in rows]), np.float32).reshape(len(rows), -1)
     lengths = np.sqrt(np.einsum("ij,ij->i", block, block)) * np.linalg.norm(wanted)
-    return np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    scores: Floats = np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return scores
 
 
 def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, request: QueryVectors) -> list[_Scored]:
