@@ -51,6 +51,11 @@ def deploy(
         "services": manifest.services,
         "home": home,
     }
+    print(
+        f"{manifest.name}: waiting until each site has fetched it, installed its packages and answered GET {health} with it; the first time this may "
+        "take a minute",
+        flush=True,
+    )
     after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
     for line in _shares(after):
         print(line)
