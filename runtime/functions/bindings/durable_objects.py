@@ -276,7 +276,10 @@ class ObjectStorage(Binding):
         except ClassGone as error:
             raise BindingError(str(error), code="object_reset", status=500) from None
         except Stale:
-            sentence = "this instance of the Durable Object was replaced, or its storage failed; the next request starts it anew"
+            sentence = (
+                "this instance of the Durable Object was replaced, or its storage failed, or a statement undid its open transaction (as INSERT OR "
+                "ROLLBACK does); the next request starts it anew"
+            )
             raise BindingError(sentence, code="object_reset", status=500) from None
         except SqlError as error:
             raise BindingError(str(error), code="SQLITE_ERROR") from None

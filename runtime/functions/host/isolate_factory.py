@@ -34,7 +34,11 @@ class IsolateFactory:
         on_subrequest: SubrequestHandler,
         reports: AuthorReports,
     ) -> None:
-        self.limits = replace(limits, cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms))
+        self.limits = replace(
+            limits,
+            cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms),
+            subrequests=min(limits.subrequests, manifest.subrequests or limits.subrequests),
+        )
         self._manifest = manifest
         self._packages = packages
         self._on_subrequest = on_subrequest
