@@ -181,6 +181,10 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
     """Raises ApiError where there is nothing to go back to."""
     if number is None:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
+    if deployment.versions and not deployment.shares and not number:
+        newest = deployment.versions[-1].number
+        sentence = f"{deployment.name} was deleted, so no version is before this one: say --version {newest}, its newest, or an earlier one"
+        raise ApiError("not_found", sentence)
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
         raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")
@@ -262,7 +266,13 @@ class DeploymentApi:
             number, new.digest, time.time(), new.message, new.environment, new.health_path, replaced, new.services
         )
         home = home_of(deployment, new, self._deployments.known, self._homes(deployment.account))
-        await self._try_everywhere(replace(deployment, home=home), version)
+        moves = await self._try_everywhere(replace(deployment, home=home), version)
+        if moves and deployment.shares and new.percent < 100:
+            sentence = (
+                f"the migration {moves[0]} of version {version.number} of {name} renames or deletes classes of Durable Objects, which is done for "
+                "everybody at once: deploy it without --percent"
+            )
+            raise ApiError("invalid_request", sentence)
         before = replace(self._deployments.expected(name, new.expected_revision, author), home=home)
         changed = with_version(before, version, new.percent)
         self._deployments.change(changed)
@@ -273,7 +283,10 @@ class DeploymentApi:
         author = self._guard.author(request)
         wanted = await _parsed(request, Rollback)
         name = request.path_params["name"]
-        changed = rolled_back(self._deployments.expected(name, wanted.expected_revision, author), wanted.number)
+        deployment = self._deployments.expected(name, wanted.expected_revision, author)
+        changed = rolled_back(deployment, wanted.number)
+        await self._check_fits(changed)
+        self._deployments.expected(name, wanted.expected_revision, author)
         self._deployments.change(changed)
         return await self._served_everywhere(changed, 200)
 
@@ -334,8 +347,19 @@ class DeploymentApi:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _try_everywhere(self, deployment: Deployment, version: Version) -> None:
-        """Raises ApiError unless every site that can be asked, of those where it runs, has started it and found it healthy."""
+    async def _check_fits(self, deployment: Deployment) -> None:
+        """Raise ApiError where a site says that a version must not take the traffic again: its classes of objects were renamed or deleted since. One
+        that fails, or a site that cannot be asked in time, stops no rollback."""
+        version = deployment.version(deployment.shares[0].number)
+        assert version is not None
+        body = encode(Try(deployment.name, version))
+        for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, SERVE_TIMEOUT_S)).items():
+            if tried.misfits:
+                raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
+
+    async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
+        """Return the migrations that sites will carry out. Raises ApiError unless every site that can be asked, of those where it runs, has started
+        the version and found it healthy."""
         name, home = deployment.name, deployment.home
         results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
         if not results and home:
@@ -351,6 +375,7 @@ class DeploymentApi:
             if not tried.healthy:
                 sentence = f"version {version.number} of {name} takes no traffic: at {site} {tried.detail}"
                 raise ApiError("unhealthy_version", sentence)
+        return sorted({tag for tried in results.values() for tag in tried.moves})
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
         """Tell all sites, those too where it does not run: they send on who asks them."""

@@ -122,6 +122,10 @@ class Tried(msgspec.Struct, frozen=True):
 
     healthy: bool
     detail: str = ""
+    moves: tuple[str, ...] = ()  # migrations that will rename or delete classes of objects when it takes the traffic
+    misfits: bool = (
+        False  # it binds classes of objects that are gone, or renames onto others: it must not take the traffic
+    )
 
 
 def encode(value: Any) -> bytes:

@@ -1,5 +1,6 @@
 """Everything that one function binds, opened together: its bindings, the consumers of its queues, and its cron triggers."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -8,13 +9,13 @@ from urllib.parse import urlsplit
 
 from runtime.functions import cron
 from runtime.functions.bindings.assets import Assets, FetchCall
-from runtime.functions.bindings.binding import Body, Functions, Services
+from runtime.functions.bindings.binding import Body, Called, Functions, MemoryBudget, Services
 from runtime.functions.bindings.crons import Crons
 from runtime.functions.bindings.durable_objects import STORAGE, ObjectStorage
 from runtime.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
 from runtime.functions.bindings.registry import Bindings
 from runtime.functions.channel import Failure
-from runtime.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent
+from runtime.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from runtime.functions.manifest import Manifest
 from runtime.functions.manifest_tables import ConsumerDeclaration
 
@@ -28,25 +29,33 @@ class FunctionBindings:
         self._state_dir = state_dir
         self._services = services
         self._consumers: list[QueueConsumer] = []
+        self._stopped: list[QueueConsumer] = []  # which may have batches under way
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
         if services.functions is not None:
-            self._objects = ObjectStorage.of(manifest.migrations, state_dir, services)
+            self._objects = ObjectStorage.of(manifest, state_dir, services)
 
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
         """Open what a manifest binds, for one of several functions that live together. Whoever made `services` closes its databases at the end."""
-        return cls(manifest, state_dir, replace(services, functions=functions, function=manifest.name))
+        return cls(
+            manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
+        )
 
-    def start(self) -> None:
-        """Consume its queues and run its clock, in the place of an earlier version of the function."""
+    def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
+        """Consume its queues, run its clock and carry out its migrations, in the place of an earlier version of the function. `ask` has this version
+        handle an event. Raises BindingError where another function consumes one of its queues, and then nothing has changed."""
         functions, services, manifest = self._services.functions, self._services, self._manifest
+        for declared in manifest.consumers if functions is not None else ():
+            Queue.of(declared.queue, self._state_dir, services).check_consumer(services.function)
+        if self._objects is not None:
+            self._objects.migrate()
         if functions is None or self._consumers or self._crons is not None:
             return
 
         async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
-            outcome = (await functions.ask(services.function, QueueEvent(UNNUMBERED, queue, messages))).value
+            outcome = (await ask(QueueEvent(UNNUMBERED, queue, messages))).value
             if not isinstance(outcome, dict) or not isinstance(outcome.get("acked"), list):
                 raise Failure("the consumer gave back nonsense", code="wrong_type")
             return outcome
@@ -60,11 +69,18 @@ class FunctionBindings:
             schedules = [cron.parse(expression) for expression in dict.fromkeys(manifest.crons)]
             self._crons = Crons.open(schedules, run, self._state_dir, services)
 
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes of objects when it starts."""
+        return () if self._objects is None else self._objects.moves
+
     async def stop(self) -> None:
-        consumers, self._consumers = self._consumers, []
+        """Take no more messages and minutes. Batches and runs under way go on."""
+        for consumer in self._consumers:
+            consumer.stop()
+        self._stopped += self._consumers
+        self._consumers = []
         crons, self._crons = self._crons, None
-        for consumer in consumers:
-            await consumer.close()
         if crons is not None:
             await crons.close()
 
@@ -83,6 +99,8 @@ class FunctionBindings:
 
     async def close(self) -> None:
         await self.stop()
+        for consumer in self._stopped:
+            await consumer.close()
         await self._bindings.close()
 
 

@@ -38,6 +38,10 @@ class ManifestError(ConfigError):
     """The folder is no function; the message says which file, where, and what to change."""
 
 
+class MisfitError(ManifestError):
+    """The function does not go with the Durable Objects that it has here: their classes were renamed or deleted."""
+
+
 class BindingDeclaration(NamedTuple):
     """`kind` is one of runtime/functions/bindings/registry.py's, var, secret, or not_offered."""
 
@@ -57,6 +61,7 @@ class Manifest:
     migrations: tuple[Migration, ...] = ()
     assets: "ManifestAssets | None" = None
     cpu_ms: int | None = None
+    subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
     model_aliases: Mapping[str, str] = field(default_factory=dict)  # what answers by these names in development
@@ -77,7 +82,7 @@ class Manifest:
     @property
     def notes(self) -> list[str]:
         """What its author should hear of it, each a line: what has no effect, and what is not offered."""
-        lines = [f"{key} in the manifest has no effect here" for key in self.ignored]
+        lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]  # an editor's
         return lines + [
             f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
             for binding in self.bindings
@@ -125,7 +130,7 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
         inherited = ("main", "migrations", "compatibility_date", "compatibility_flags", "triggers", "limits", "assets")
         chosen = msgspec.structs.replace(
-            chosen, **{key: getattr(top, key) for key in inherited if getattr(chosen, key) is None}
+            chosen, **{key: getattr(top, key) for key in inherited if not getattr(chosen, key)}
         )
     manifest = _manifest(chosen, not_offered, name or directory.resolve().name.lower(), directory.resolve(), path)
     manifest = replace(manifest, ignored=tuple(sorted(ignored)))
@@ -243,6 +248,7 @@ def _manifest(
         migrations=section.migrations,
         assets=_assets(section.assets, directory, path) if section.assets is not None else None,
         cpu_ms=section.limits.cpu_ms if section.limits else None,
+        subrequests=section.limits.subrequests if section.limits else None,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
         model_aliases=section.ai.aliases if section.ai is not None else {},
@@ -262,7 +268,8 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
     ]  # fmt: skip
     for kind, tables in named:
         for table in tables:
-            yield BindingDeclaration(kind, table.binding, _options(table, "binding", "remote"))
+            options = _options(table, "binding", "remote")
+            yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))
     if section.version_metadata is not None:
         yield BindingDeclaration("version_metadata", section.version_metadata.binding, {})
     for workflow in section.workflows:
@@ -271,7 +278,8 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
             "workflow", workflow.binding, {**options, "class_name": WORKFLOW_PREFIX + workflow.class_name}
         )
     for durable in section.durable_objects.bindings:
-        yield BindingDeclaration("durable_object", durable.name, _options(durable, "name"))
+        options = _of_environment(_options(durable, "name"), "script_name", path)
+        yield BindingDeclaration("durable_object", durable.name, options)
     for limit in section.ratelimits:
         yield _rate_limit(limit.name, limit.namespace_id, limit.simple)
     for unsafe in section.unsafe.bindings:
@@ -282,6 +290,16 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
         yield _rate_limit(unsafe.name, unsafe.namespace_id, unsafe.simple)
     if section.assets is not None and section.assets.binding is not None:
         yield _assets(section.assets, directory, path).declaration
+
+
+def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Name the function of another's environment as that is served here: NAME-ENVIRONMENT."""
+    environment = options.pop("environment", None)
+    if environment is None:
+        return options
+    if not options.get(key) or options[key].startswith("@"):
+        raise ManifestError(f"{path}: environment = {environment!r} needs {key}, the name of a function")
+    return {**options, key: f"{options[key]}-{environment}"}
 
 
 def _options(table: Table, *without: str) -> dict[str, Any]:

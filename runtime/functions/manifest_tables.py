@@ -100,7 +100,6 @@ class WorkflowTable(Table, frozen=True, kw_only=True):
     name: str
     class_name: str
     script_name: str | None = None
-    limits: dict[str, Any] = msgspec.field(default_factory=dict)
     remote: bool = False
 
 

@@ -3,6 +3,8 @@
 Knows the site file; processes, pools and bindings are built here and known by their own modules.
 """
 
+import asyncio
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from starlette.types import Scope
 
 from runtime.connection import header
 from runtime.functions.bindings.binding import BindingError, Services
+from runtime.functions.bindings.object_migrations import MigrationError
 from runtime.functions.bindings.owners import Owners
 from runtime.functions.bindings.s3 import S3Place
 from runtime.functions.bindings.secret_store import SecretError, SecretStore
@@ -25,15 +28,20 @@ from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.deployed import DeployedFunctions
 from runtime.functions.host.layers import LayerBudget
 from runtime.functions.host.limits import FunctionLimits
+from runtime.functions.host.pool import FunctionPool
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.inference import Inference
-from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, load_manifest
+from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, MisfitError, load_manifest
 from runtime.functions.network_inference import NetworkInference
 from runtime.middleware import GENUINE_HOP
 from sites.site import FunctionsConfig
+from wire import background
 from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 
+log = logging.getLogger("pilotlight.function")
+
+SECRETS_S = 1.0  # between two looks at what `pilotlight secret` has changed
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
 }  # fmt: skip
@@ -57,6 +65,9 @@ class ServedFunctions:
         self.usage: FunctionUsage | None = None  # while it serves
         self._inference = inference
         self._state_dir, self._site = state_dir, site
+        self._secrets = SecretStore(state_dir)
+        # By pool: the manifest without the secrets that were put into this site, and the layers.
+        self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
         self._stack = AsyncExitStack()  # of what runs while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
@@ -93,8 +104,12 @@ class ServedFunctions:
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
                 self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
                 stack.push_async_exit(self.deployed)
+            revision = self._secrets.revision()
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
+            await stack.enter_async_context(
+                background.running(lambda: self._follow_secrets(revision), "following secrets")
+            )
             if self.deployed is not None:
                 await self.deployed.__aenter__()
             self._stack = stack.pop_all()
@@ -127,9 +142,12 @@ class ServedFunctions:
             if pool is not None:
                 named = self._with_own_stores(named)
             self._owners.check(named)
-            self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
+            self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
+            self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
+        except MigrationError as error:
+            raise MisfitError(f"{manifest.directory}: {error}") from None
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
@@ -145,19 +163,54 @@ class ServedFunctions:
             bindings.append(binding)
         return replace(manifest, bindings=tuple(bindings))
 
+    async def _follow_secrets(self, revision: int) -> None:
+        """Give functions the secrets that were put or deleted since `revision`. Never returns."""
+        while True:
+            await asyncio.sleep(SECRETS_S)
+            if (now := self._secrets.revision()) != revision:
+                await self._renew_secrets()
+                revision = now
+
+    async def _renew_secrets(self) -> None:
+        pools = self.functions.pools
+        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
+        for name, declared in [*self._declared.items()]:
+            manifest, layers = declared
+            try:
+                manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
+                if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
+                    self._replace(name, manifest, layers)
+            except (SecretError, ManifestError, Failure, OSError) as error:
+                log.error("%s keeps its old secrets: %s", name, error)
+
+    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
+        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        function = manifest.name
+        is_live = self.functions.names.get(function) == name
+        self.functions.add(manifest, name=name, layers=layers)
+        if is_live:
+            self.functions.live(function, name)
+        log.info("%s starts anew with the secrets that were changed", name)
+
+    def moves(self, pool: str) -> tuple[str, ...]:
+        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        bindings = self.functions.pools[pool].bindings
+        return () if bindings is None else bindings.moves
+
     def claim(self, pool: str) -> None:
         """Make the function the owner of what this version names and nobody owns. Raises BindingError where another was quicker."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
-    async def pool_of(self, name: str, scope: Scope) -> str:
-        """Return the pool that answers a request to the function: of one that was deployed, the version that this client gets. Raises Failure."""
+    async def version_of(self, name: str, scope: Scope) -> FunctionPool:
+        """Return the version that answers a request to the function: of one that was deployed, the one that this client gets. Raises Failure."""
         if (
             "+" in name or "@" in name
         ):  # a dynamic worker, its loader's alone, or one version, which has its share of the traffic
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
-        if self.deployed is None or name in self.functions.pools:
-            return name
-        return await self.deployed.pool_of(name, client_key(scope)) or name
+        pool = None
+        if self.deployed is not None and name not in self.functions.pools:
+            pool = await self.deployed.pool_of(name, client_key(scope))
+        return self.functions.version(pool or name)
 
 
 def client_key(scope: Scope) -> str:
@@ -207,9 +260,9 @@ def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
     return replace(manifest, bindings=tuple(bindings))
 
 
-def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
+def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
     """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
-    kept = SecretStore(state_dir).values(manifest.name)
+    kept = secrets.values(manifest.name)
     if not kept:
         return manifest
     declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)

@@ -66,12 +66,24 @@ class Alarms:
         self._has_file = True
         self._news.set()
 
+    async def rename(self, old: str, new: str) -> None:
+        """List the alarms of a class under its new name."""
+        await self._change("UPDATE OR REPLACE alarms SET class = ? WHERE class = ?", (new, old))
+
+    async def forget(self, class_name: str) -> None:
+        await self._change("DELETE FROM alarms WHERE class = ?", (class_name,))
+
     async def close(self) -> None:
         tasks = (self._task, *self._ringing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._database.close()
+
+    async def _change(self, sql: str, values: tuple[str, ...]) -> None:
+        if self._has_file:
+            await self._database.run(lambda connection: connection.execute(sql, values).close())
+            self._news.set()
 
     async def _run(self) -> None:
         while True:

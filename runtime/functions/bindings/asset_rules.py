@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 MAX_FILE_BYTES = 1 << 20
 MAX_REDIRECTS = 2100  # 2,000 plain ones and 100 with patterns, as documented
@@ -111,7 +111,7 @@ def _redirects_of(lines: Lines, complain: Complain) -> Iterable[RedirectRule]:
         elif (count := count + 1) > MAX_REDIRECTS:
             complain(number, f"is beyond the {MAX_REDIRECTS} redirects that count")
         else:
-            yield RedirectRule(*compiled, words[1], code)
+            yield RedirectRule(*compiled, encoded(words[1]), code)
 
 
 def _header_rules_of(lines: Lines, complain: Complain) -> Iterable[HeaderRule]:
@@ -162,7 +162,7 @@ def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
     """Compile the pattern of a path, or of a host and a path; None: it is neither. One placeholder between two slashes and one splat
     in all: nothing else takes time without bound, and whose pattern it is need not be whose time it takes."""
     has_host = source.startswith("https://")
-    source = source.removeprefix("https://")
+    source = encoded(source.removeprefix("https://"))
     if not has_host and not source.startswith("/"):
         return None
     pattern, names = "", set[str]()
@@ -179,6 +179,11 @@ def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
         body = ".*" if found[0][1] is None and not in_host else "[^/]*" if in_host else "[^/]+"
         pattern += f"{re.escape(part[: found[0].start()])}(?P<{name}>{body}){re.escape(part[found[0].end() :])}"
     return re.compile(pattern), has_host
+
+
+def encoded(address: str) -> str:
+    """Encode what no address may hold as it is; what is encoded stays so."""
+    return quote(address, safe="%/:?#[]@!$&'()*+,;=-._~")
 
 
 def _match(pattern: re.Pattern[str], has_host: bool, host: str, path: str) -> dict[str, str] | None:

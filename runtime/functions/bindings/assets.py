@@ -10,11 +10,11 @@ import re
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from runtime.functions.bindings.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite
+from runtime.functions.bindings.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite, encoded
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
 from runtime.functions.bindings.r2_files import FileContent
 from runtime.functions.channel import StreamingReply
@@ -88,7 +88,7 @@ class Assets(Binding):
         else:
             found = await asyncio.to_thread(self._find, parts.path or "/")
         if isinstance(found, Redirect):
-            location = quote(found.path, safe="/") + (f"?{parts.query}" if parts.query else "")
+            location = encoded(found.path) + (f"?{parts.query}" if parts.query else "")
             return {"status": 307, "headers": [("location", location)], "body": b""}
         return None if found is None else await self._response(200, found, request)
 

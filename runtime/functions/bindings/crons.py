@@ -7,7 +7,7 @@ down runs once, for the latest of its minutes; a handler that a crash has cut of
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Crons:
         return cls(schedules, run, services.database(path, SCHEMA))
 
     async def close(self) -> None:
-        """Begin nothing new; handlers under way are the function's own to end."""
+        """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -64,8 +64,7 @@ class Crons:
                     await asyncio.sleep(min(LOOK_S, wait_s))
                     continue
                 after = due
-                if await self._claims(schedule, due):
-                    self._begin(schedule, due)
+                await asyncio.shield(self._begin(schedule, due))
             except Exception:
                 log.exception("the cron trigger %s goes on after an error", schedule.text)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
@@ -86,10 +85,20 @@ class Crons:
         query = "UPDATE fired SET at_s = ? WHERE cron = ? AND at_s < ?"
         return await self._database.run(lambda connection: connection.execute(query, values).rowcount == 1)
 
-    def _begin(self, schedule: Schedule, due: datetime) -> None:
-        task = asyncio.create_task(self._fire(schedule, due), name=f"cron {schedule.text}")
+    def _begin(self, schedule: Schedule, due: datetime) -> "asyncio.Task[None]":
+        """Claim a firing and start its run. The task ends when it is claimed; whoever waits for it may be closed meanwhile."""
+
+        async def claim() -> None:
+            if await self._claims(schedule, due):
+                self._keep(self._fire(schedule, due), schedule)
+
+        return self._keep(claim(), schedule)
+
+    def _keep(self, work: Coroutine[None, None, None], schedule: Schedule) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=f"cron {schedule.text}")
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)
+        return task
 
     async def _fire(self, schedule: Schedule, due: datetime) -> None:
         try:

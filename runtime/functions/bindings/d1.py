@@ -4,7 +4,7 @@ What a function may say is runtime/functions/bindings/sql.py's business. Results
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +65,11 @@ class D1Database(Binding):
         """Run all statements or none."""
         if not 1 <= len(request.statements) <= MAX_STATEMENTS:
             raise _error(f"a batch has 1 to {MAX_STATEMENTS} statements, not {len(request.statements)}")
-        statements = [(statement.sql, _checked(statement.parameters)) for statement in request.statements]
+        return await self.transaction(request.statements, self._time_limit_s)
+
+    async def transaction(self, given: Iterable[Statement], time_limit_s: float = float("inf")) -> list[Any]:
+        """Run all statements or none, however many. Not a function's to call: for the operator's own files. Raises BindingError."""
+        statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:
             with guard.trusting():
@@ -75,7 +79,7 @@ class D1Database(Binding):
                 connection.execute("COMMIT")  # which is where a deferred foreign key fails
             return values
 
-        return await self._run(work)
+        return await self._run(work, time_limit_s)
 
     @method
     async def exec(self, request: D1Exec) -> Any:
@@ -99,9 +103,9 @@ class D1Database(Binding):
 
         return await self._run(work)
 
-    async def _run(self, work: Callable[[Connection, StatementGuard], T]) -> T:
+    async def _run(self, work: Callable[[Connection, StatementGuard], T], time_limit_s: float | None = None) -> T:
         try:
-            return await self._database.run(work, self._time_limit_s)
+            return await self._database.run(work, self._time_limit_s if time_limit_s is None else time_limit_s)
         except SqlError as error:
             raise _error(str(error)) from None
         except DatabaseError as error:

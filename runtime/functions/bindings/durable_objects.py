@@ -4,7 +4,8 @@ Where an object's instance lives is the function's pool's business; it is its ol
 was given when it started, so an instance that has been replaced can neither read nor write.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,13 +16,13 @@ from runtime.functions.bindings.alarms import Alarms
 from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
 from runtime.functions.bindings.object_file import ObjectFile, StorageListing
-from runtime.functions.bindings.object_migrations import migrate
-from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
+from runtime.functions.bindings.object_migrations import ObjectMigrations, move_alarms
+from runtime.functions.bindings.object_store import ClassGone, ObjectKey, ObjectStore, Stale
 from runtime.functions.bindings.place import directory_of
 from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.bindings.sql import SqlError
 from runtime.functions.channel.frames import UNNUMBERED, RpcEvent
-from runtime.functions.manifest_tables import Migration
+from runtime.functions.manifest import Manifest
 from wire.database import storage_word
 
 STORAGE = "@objects"  # no binding of a manifest can have this name
@@ -125,22 +126,23 @@ class ObjectStorage(Binding):
 
     kind = "storage"
 
-    def __init__(self, store: ObjectStore, alarms: Alarms) -> None:
+    def __init__(self, store: ObjectStore, alarms: Alarms, migrations: ObjectMigrations) -> None:
         self._store = store
         self._alarms = alarms
+        self._migrations = migrations
 
     @classmethod
-    def of(cls, migrations: Iterable[Migration], state_dir: Path, services: Services) -> "ObjectStorage":
-        """Open a function's storage. Its migrations are carried out by the first who does, hence at a site's start."""
+    def of(cls, manifest: Manifest, state_dir: Path, services: Services) -> "ObjectStorage":
+        """Open the storage of a function for one of its versions. Raises MigrationError where that does not go with the objects that are there."""
         assert services.functions is not None
         directory, functions, function = _directory(state_dir, services), services.functions, services.function
+        migrations = ObjectMigrations(directory, manifest.migrations, _own_classes(manifest))
+        migrations.check()
 
         def make(path: Path) -> ObjectStore:
-            try:
-                migrate(path, migrations)
-            except (OSError, ValueError) as error:
-                raise BindingError(f"migrations: {error}") from None
-            return ObjectStore(path, services.max_bytes)
+            store = ObjectStore(path, services.max_bytes)
+            store.gone = _sentences(migrations.record().gone)
+            return store
 
         store = services.databases.get(directory, make)
 
@@ -149,7 +151,30 @@ class ObjectStorage(Binding):
             await functions.ask(function, RpcEvent(UNNUMBERED, key.class_name, called, args, options=options))
 
         path = directory / "alarms.sqlite"
-        return cls(store, services.databases.get(path, lambda path: Alarms(path, store, ring)))
+        alarms = services.databases.get(path, lambda path: Alarms(path, store, ring))
+        return cls(store, alarms, migrations)
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes."""
+        pending = self._migrations.pending
+        return tuple(each.tag for each in pending if each.renamed_classes or each.deleted_classes)
+
+    def migrate(self) -> None:
+        """Carry out what this version's migrations have not done yet. The instances of renamed and deleted classes end."""
+        pending, gone = self._migrations.pending, self._migrations.after().gone
+        if not pending:
+            return
+        sources = {name for each in pending for name in each.deleted_classes}
+        sources |= {renamed.from_ for each in pending for renamed in each.renamed_classes}
+        targets = {renamed.to for each in pending for renamed in each.renamed_classes}
+        self._store.gone = {name: why for name, why in self._store.gone.items() if name in gone}
+
+        async def work() -> None:
+            await asyncio.to_thread(self._migrations.carry_out)
+            await move_alarms(self._alarms, pending)
+
+        self._store.move(sources | targets, _sentences(gone), work)
 
     @method
     async def start(self, request: InstanceStarted) -> int:
@@ -248,8 +273,13 @@ class ObjectStorage(Binding):
     async def _guarded(self, work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
+        except ClassGone as error:
+            raise BindingError(str(error), code="object_reset", status=500) from None
         except Stale:
-            sentence = "this instance of the Durable Object was replaced, or its storage failed; the next request starts it anew"
+            sentence = (
+                "this instance of the Durable Object was replaced, or its storage failed, or a statement undid its open transaction (as INSERT OR "
+                "ROLLBACK does); the next request starts it anew"
+            )
             raise BindingError(sentence, code="object_reset", status=500) from None
         except SqlError as error:
             raise BindingError(str(error), code="SQLITE_ERROR") from None
@@ -260,6 +290,15 @@ class ObjectStorage(Binding):
                 sentence = "the statement ran for too long and was stopped; make it touch fewer rows"
                 raise BindingError(sentence, code="timeout", status=408) from None
             raise
+
+
+def _own_classes(manifest: Manifest) -> list[str]:
+    bound = [each.options for each in manifest.bindings if each.kind == "durable_object"]
+    return [options["class_name"] for options in bound if options.get("script_name") in (None, manifest.name)]
+
+
+def _sentences(gone: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"the class {name} was {what}" for name, what in gone.items()}
 
 
 def _directory(state_dir: Path, services: Services) -> Path:

@@ -1,14 +1,19 @@
-"""`[[migrations]]` of a manifest: classes of Durable Objects that were renamed or deleted, carried out once, in order, before any object is opened.
+"""`[[migrations]]` of a manifest: classes of Durable Objects renamed or deleted, carried out once, in order, when a version takes the traffic.
 
-What has been done is kept by tag beside the objects. Classes need not be announced here; naming new ones is taken and changes nothing.
+What has been done is kept by tag beside the objects, and what became of classes that are gone: a version that binds one of those is refused, since
+its objects would begin empty. Classes need not be announced here; naming new ones only makes a name that is gone usable again.
 """
 
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
+from runtime.functions.bindings.alarms import Alarms
+from runtime.functions.bindings.binding import BindingError
 from runtime.functions.bindings.place import name_of
 from runtime.functions.manifest_tables import Migration
 from wire import durable
@@ -16,27 +21,107 @@ from wire import durable
 log = logging.getLogger("pilotlight.bindings")
 
 
-def migrate(directory: Path, migrations: Iterable[Migration]) -> None:
-    """Carry migrations out. Raises OSError, and ValueError where a class would be renamed to one that has objects."""
-    record = directory / "migrations.json"
-    done: list[str] = json.loads(record.read_text()) if record.is_file() else []
-    for migration in migrations:
-        if migration.tag in done:
-            continue
+class MigrationError(BindingError):
+    """A version does not go with the objects that are there."""
+
+
+class MigrationRecord(msgspec.Struct):
+    """What has been carried out."""
+
+    done: list[str] = []  # tags
+    gone: dict[str, str] = {}  # classes, and what became of each
+
+    def note(self, migration: Migration, bound: Collection[str]) -> None:
+        """Note a migration as done. A class that it deletes and that is `bound` all the same begins anew."""
+        self.done.append(migration.tag)
+        for name in (*migration.new_classes, *migration.new_sqlite_classes):
+            self.gone.pop(name, None)
         for renamed in migration.renamed_classes:
-            _rename(directory / name_of(renamed.from_), directory / name_of(renamed.to))
+            self.gone[renamed.from_] = f"renamed to {renamed.to} by the migration {migration.tag}"
+            self.gone.pop(renamed.to, None)
+        for name in set(migration.deleted_classes).difference(bound):
+            self.gone[name] = f"deleted by the migration {migration.tag}"
+
+
+class ObjectMigrations:
+    """The migrations of one version, and the objects in a directory."""
+
+    def __init__(self, directory: Path, migrations: Sequence[Migration], classes: Collection[str]) -> None:
+        """`classes`: those that the version binds."""
+        self._directory = directory
+        self._migrations = migrations
+        self._classes = classes
+
+    @property
+    def pending(self) -> list[Migration]:
+        """Those that move or delete objects when this version takes the traffic, or only have to be noted."""
+        done = self.record().done
+        return [migration for migration in self._migrations if migration.tag not in done]
+
+    def after(self) -> MigrationRecord:
+        """Return what the record says once all is carried out."""
+        record = self.record()
+        for migration in self.pending:
+            record.note(migration, self._classes)
+        return record
+
+    def check(self) -> None:
+        """Raise MigrationError where a class would be renamed to one that has objects, or where the version binds a class that is gone."""
+        there = dict[str, bool]()
+
+        def has_objects(name: str) -> bool:
+            return there.get(name, self._of(name).exists())
+
+        for migration in self.pending:
+            for renamed in migration.renamed_classes:
+                if has_objects(renamed.from_) and has_objects(renamed.to):
+                    raise MigrationError(
+                        f"the migration {migration.tag} cannot rename the class {renamed.from_} to {renamed.to}, which has objects already"
+                    )
+                there[renamed.to] = has_objects(renamed.from_) or has_objects(renamed.to)
+                there[renamed.from_] = False
+            there |= dict.fromkeys(migration.deleted_classes, False)
+        gone = self.after().gone
+        for name in self._classes:
+            if name in gone:
+                raise MigrationError(
+                    f"the class {name} was {gone[name]}, so its objects would begin empty; bind what it is called now, or announce it by "
+                    "new_sqlite_classes in a migration with a tag of its own"
+                )
+
+    def carry_out(self) -> None:
+        """Move and delete objects, of which none may be open. Raises OSError."""
+        record = self.record()
+        for migration in self.pending:
+            for renamed in migration.renamed_classes:
+                self._rename(renamed.from_, renamed.to)
+            for deleted in migration.deleted_classes:
+                shutil.rmtree(self._of(deleted), ignore_errors=True)
+            record.note(migration, self._classes)
+            # A crash before this repeats the tag, which then finds nothing to do.
+            self._directory.mkdir(parents=True, exist_ok=True)
+            durable.write(self._directory / "migrations.json", msgspec.json.encode(record))
+
+    def record(self) -> MigrationRecord:
+        """Read what has been done; before classes were noted it was a list of tags."""
+        path = self._directory / "migrations.json"
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        return msgspec.convert({"done": found} if isinstance(found, list) else found, MigrationRecord)
+
+    def _of(self, name: str) -> Path:
+        return self._directory / name_of(name)
+
+    def _rename(self, old: str, new: str) -> None:
+        if not self._of(old).is_dir():
+            return
+        self._of(old).rename(self._of(new))
+        durable.sync(self._directory)
+        log.info("the objects of the class %s are %s's now", old, new)
+
+
+async def move_alarms(alarms: Alarms, migrations: Iterable[Migration]) -> None:
+    for migration in migrations:
+        for renamed in migration.renamed_classes:
+            await alarms.rename(renamed.from_, renamed.to)
         for deleted in migration.deleted_classes:
-            shutil.rmtree(directory / name_of(deleted), ignore_errors=True)
-        done.append(migration.tag)
-        # A crash before this repeats the tag, which then finds nothing to do.
-        durable.write(record, json.dumps(done).encode())
-
-
-def _rename(old: Path, new: Path) -> None:
-    if not old.is_dir():
-        return
-    if new.exists():
-        raise ValueError(f"the class {old.name} cannot be renamed to {new.name}, which has objects already")
-    old.rename(new)
-    durable.sync(old.parent)
-    log.info("the objects of the class %s are %s's now", old.name, new.name)
+            await alarms.forget(deleted)

@@ -5,8 +5,9 @@ had not committed is undone. So state is never written by two. Knows files and i
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from runtime.functions.bindings.object_file import ObjectFile
 from runtime.functions.bindings.place import name_of
 from wire.database import MAX_WAITING, DatabaseError
 
+log = logging.getLogger("pilotlight.bindings")
 T = TypeVar("T")
 MAX_OPEN = 128  # files; beyond, the longest unused is closed
 THREADS = 2
@@ -30,6 +32,10 @@ class Stale(Exception):
     """Who asks is not the object's instance any more."""
 
 
+class ClassGone(Exception):
+    """The object's class was renamed or deleted, or could not be moved; the text says which."""
+
+
 class ObjectStore:
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory = directory
@@ -39,6 +45,9 @@ class ObjectStore:
         self._users: dict[ObjectKey, int] = {}
         self._instances: OrderedDict[ObjectKey, int] = OrderedDict()
         self._last_instance = 0
+        self._moving: frozenset[str] = frozenset()  # classes whose objects are being moved or deleted
+        self._move: asyncio.Task[None] | None = None
+        self.gone: Mapping[str, str] = {}  # classes whose objects must not be opened, and why
         self._executor: ThreadPoolExecutor | None = None
 
     async def start(self, key: ObjectKey) -> int:
@@ -66,10 +75,21 @@ class ObjectStore:
             raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
+    def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
+        """Begin to move or delete the objects of these classes: `work` finds none of them open. Their instances are stale from now on, requests for
+        others of these classes wait, and those in `gone` are refused from now on."""
+        before, moved = self._move, frozenset(classes)
+        self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
+        for key in [key for key in self._instances if key.class_name in moved]:
+            del self._instances[key]
+        self._move = asyncio.create_task(self._moved(before, moved, work), name="migrations of objects")
+
     def path_of(self, key: ObjectKey) -> Path:
         return self._directory / name_of(key.class_name) / key.id[:2] / f"{key.id}.sqlite"
 
     async def close(self) -> None:
+        if self._move is not None:
+            await asyncio.gather(self._move, return_exceptions=True)
         executor, self._executor = self._executor, None
         files, self._files = self._files, OrderedDict()
         if executor is not None:
@@ -77,12 +97,34 @@ class ObjectStore:
                 await asyncio.get_running_loop().run_in_executor(executor, file.close)
             executor.shutdown(wait=False)
 
+    async def _moved(
+        self, before: "asyncio.Task[None] | None", classes: frozenset[str], work: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            for key in {key for key in (*self._files, *self._locks) if key.class_name in classes}:
+                await self._close(key)
+            await work()
+        except Exception as error:
+            log.exception("objects could not be moved")
+            sentence = f"the objects of the class could not be moved ({error}); they are when the site starts again"
+            self.gone = {**self.gone, **dict.fromkeys(classes, sentence)}
+        finally:
+            if self._move is asyncio.current_task():
+                self._moving = frozenset()
+
     async def _alone(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None) -> T:
+        while instance is None and key.class_name in self._moving and key.class_name not in self.gone:
+            assert self._move is not None
+            await asyncio.wait({self._move})
         lock = self._locks.setdefault(key, asyncio.Lock())
         self._users[key] = self._users.get(key, 0) + 1
         try:
             async with lock:
-                if instance is not None and self._instances.get(key) != instance:
+                if (why := self.gone.get(key.class_name)) is not None:
+                    raise ClassGone(why)
+                if key.class_name in self._moving or (instance is not None and self._instances.get(key) != instance):
                     raise Stale
                 return await self._work(key, work, instance)
         finally:
@@ -111,12 +153,15 @@ class ObjectStore:
     async def _close_unused(self) -> None:
         unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
         while len(self._files) > MAX_OPEN and (key := next(unused, None)) is not None:
-            self._users[key] = 1  # until it is closed nobody opens it again
-            lock = self._locks.setdefault(key, asyncio.Lock())
-            async with lock:
-                file = self._files.pop(key)
-                await asyncio.get_running_loop().run_in_executor(self._executor, file.close)
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key], self._locks[key]
+            await self._close(key)
             unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
+
+    async def _close(self, key: ObjectKey) -> None:
+        self._users[key] = self._users.get(key, 0) + 1  # until it is closed nobody opens it again
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            if (file := self._files.pop(key, None)) is not None:
+                await asyncio.get_running_loop().run_in_executor(self._executor, file.close)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key], self._locks[key]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -141,18 +141,40 @@ class Queue:
 
         return await self._database.run(work)
 
-    async def settle(self, done: list[str], again: list[tuple[str, float]], *, is_counted: bool = True) -> None:
-        """Delete what is done; what comes again is visible after its delay. Not counted: nobody saw it."""
+    async def settle(self, done: list[str], again: list[tuple[str, float]]) -> None:
+        """Delete what is done; what comes again is visible after its delay."""
 
         def work(connection: Connection) -> None:
             now_s = self._now_s()
             with transaction(connection):
                 connection.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in done])
-                statement = "UPDATE messages SET is_leased = 0, visible_s = ?, attempts = attempts - ? WHERE id = ?"
-                connection.executemany(statement, [(now_s + delay_s, not is_counted, id) for id, delay_s in again])
+                statement = "UPDATE messages SET is_leased = 0, visible_s = ? WHERE id = ?"
+                connection.executemany(statement, [(now_s + delay_s, id) for id, delay_s in again])
 
         await self._database.run(work)
         self.news.set()
+
+    async def give_back(self, messages: Iterable[StoredMessage], delay_s: float) -> None:
+        """Make messages visible again after a delay, as if they had not been taken: the attempt is not counted. Giving back twice changes nothing."""
+
+        def work(connection: Connection) -> None:
+            with transaction(connection):
+                statement = (
+                    "UPDATE messages SET is_leased = 0, visible_s = ?, attempts = attempts - 1 "
+                    "WHERE id = ? AND is_leased AND attempts = ?"
+                )
+                visible_s = self._now_s() + delay_s
+                connection.executemany(statement, [(visible_s, message.id, message.attempts) for message in messages])
+
+        await self._database.run(work)
+        self.news.set()
+
+    def check_consumer(self, function: str) -> None:
+        """Raise BindingError where another function consumes the queue."""
+        if self.consumer is not None and self.consumer.function != function:
+            raise BindingError(
+                f"the queue {self.name!r} is consumed by the function {self.consumer.function!r} already"
+            )
 
     async def depth(self) -> int:
         return await self._database.run(lambda c: int(c.execute("SELECT count(*) FROM messages").fetchone()[0]))
@@ -204,7 +226,7 @@ class QueueProducer(Binding):
 
 
 class QueueConsumer:
-    """Delivers a queue's messages in batches until it is closed, or until the same function consumes it anew."""
+    """Delivers a queue's messages in batches until it is stopped, or until the same function consumes it anew; then finishes what it has taken."""
 
     def __init__(
         self,
@@ -216,9 +238,7 @@ class QueueConsumer:
     ) -> None:
         """Raises BindingError where another function consumes the queue."""
         self.function = function
-        before = queue.consumer
-        if before is not None and before.function != function:
-            raise BindingError(f"the queue {queue.name!r} is consumed by the function {before.function!r} already")
+        queue.check_consumer(function)
         queue.consumer = self
         queue.news.set()  # the one before looks up, and finds itself replaced
         self._queue = queue
@@ -227,19 +247,24 @@ class QueueConsumer:
         self._dead_letters = dead_letters
         self._room = asyncio.Semaphore(settings.max_concurrency)
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, StoredMessage] = {}
         self._task = asyncio.create_task(self._run(), name=f"consumer of {queue.name}")
 
-    async def close(self) -> None:
-        """Stop. What is being delivered comes again: nobody knows whether it was done."""
+    def stop(self) -> None:
+        """Take no more messages; batches under way are finished."""
         if self._queue.consumer is self:
             self._queue.consumer = None
+        self._queue.news.set()
+
+    async def close(self) -> None:
+        """Stop. What is still being delivered comes again, and the attempt is not counted: the site has cut it off."""
+        self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()
         await asyncio.gather(self._task, *self._deliveries, return_exceptions=True)
         if self._under_way:
             try:
-                await self._queue.settle([], [(id, 0.0) for id in self._under_way])
+                await self._queue.give_back(self._under_way.values(), 0.0)
             except Exception as error:
                 log.warning("messages of %s come again when their lease ends: %s", self._queue.name, error)
 
@@ -264,9 +289,9 @@ class QueueConsumer:
         try:
             messages = await asyncio.shield(taking)
         except asyncio.CancelledError:  # the work may be done all the same
-            self._under_way |= {message.id for message in await taking}
+            self._under_way |= {message.id: message for message in await taking}
             raise
-        self._under_way |= {message.id for message in messages}
+        self._under_way |= {message.id: message for message in messages}
         return messages
 
     async def _until_due(self) -> None:
@@ -289,26 +314,24 @@ class QueueConsumer:
             retried = {each["id"]: each.get("delay_s") for each in outcome.get("retried", ())}
         except Exception as error:
             log.warning("a batch of %d messages of %s failed: %s", len(messages), self._queue.name, error)
-            retried = {message.id: None for message in messages}
+            retried = _retried_by_failed(getattr(error, "value", None), messages)
             is_seen = not (isinstance(error, Failure) and error.code in NOT_DELIVERED)
         pause_s = PAUSE_AFTER_ERROR_S
         while True:
             try:
                 if is_seen:
-                    return await self._settle(messages, retried)
-                return await self._give_back(messages)
+                    await self._settle(messages, retried)
+                else:  # the function could not be asked: it is full, being replaced, or gone
+                    await self._queue.give_back(messages, PAUSE_AFTER_ERROR_S)
+                for message in messages:
+                    del self._under_way[message.id]
+                return
             except Exception as error:
                 if storage_word(error) is None:
                     raise
                 log.warning("a batch of %s waits to be settled: %s", self._queue.name, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-    async def _give_back(self, messages: list[StoredMessage]) -> None:
-        """Give back messages of which the function could not be asked: it is full, being replaced, or gone."""
-        delays = [(message.id, PAUSE_AFTER_ERROR_S) for message in messages]
-        await self._queue.settle([], delays, is_counted=False)
-        self._under_way -= {message.id for message in messages}
 
     async def _settle(self, messages: list[StoredMessage], retried: Mapping[str, float | None]) -> None:
         failed = [message for message in messages if message.id in retried]
@@ -320,7 +343,6 @@ class QueueConsumer:
         again = {message.id for message in failed} - {message.id for message in over}
         delays = [(id, _delay_s(retried[id], self._settings.retry_delay_s)) for id in again]
         await self._queue.settle([message.id for message in messages if message.id not in again], delays)
-        self._under_way -= {message.id for message in messages}
 
     def _over(self, task: "asyncio.Task[None]") -> None:
         self._deliveries.discard(task)
@@ -336,6 +358,14 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
         "attempts": message.attempts,
         "body": msgspec.msgpack.decode(message.body),
     }
+
+
+def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
+    """Return which messages of a handler that has failed come again, and after which delays: all where its decisions are not known."""
+    try:
+        return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
+    except (TypeError, KeyError, AttributeError):
+        return dict.fromkeys((message.id for message in messages), None)
 
 
 def _delay_s(asked: object, default_s: float) -> float:

@@ -119,6 +119,10 @@ class StatementGuard:
     def _decide(self, action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
         if self._is_trusting:
             return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and (first or "").lower() == "foreign_keys" and second is not None:
+            return (
+                sqlite3.SQLITE_IGNORE
+            )  # as D1 does: taken without effect, for what draws up migrations writes it round every table
         why = self._objection(action, first or "", second)
         if why:
             self.why = why

@@ -3,6 +3,8 @@
 Knows the frame that carries it; refuses to know who raised it and what it means to whom.
 """
 
+from typing import Any
+
 from runtime.functions.channel.frames import Fail
 
 
@@ -18,8 +20,9 @@ class Failure(Exception):
         name: str = "Error",
         detail: str = "",
         retry_after_s: int = 1,
+        value: Any = None,
     ) -> None:
-        """`retry_after_s` is for callers of a function, where the status is 503."""
+        """`retry_after_s` is for callers of a function, where the status is 503. `value`: what the exchange gives all the same."""
         super().__init__(message)
         self.message = message
         self.code = code
@@ -27,6 +30,7 @@ class Failure(Exception):
         self.name = name
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.value = value
 
 
 class ChannelClosed(Failure):
@@ -50,7 +54,7 @@ def as_failure(error: BaseException) -> Failure:
 
 def fail_frame(id: int, failure: Failure) -> Fail:
     message, detail = _sendable(failure.message[:8192]), _sendable(failure.detail[-65536:])
-    return Fail(id, failure.code, failure.status, message, failure.name, detail)
+    return Fail(id, failure.code, failure.status, message, failure.name, detail, failure.value)
 
 
 def _sendable(text: str) -> str:

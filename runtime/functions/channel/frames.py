@@ -81,6 +81,7 @@ class Fail(Frame, frozen=True, tag="fail"):
     message: str
     name: str = "Error"
     detail: str = ""  # the author's traceback
+    value: Any = None  # what the exchange gives all the same: a queue handler's decisions
 
 
 class StreamChunk(Frame, frozen=True, tag="chunk"):
@@ -161,6 +162,7 @@ class FrameDecoder:
     """A decoder of bytes into whole frames. Holds at most one frame that is not complete."""
 
     def __init__(self, max_bytes: int) -> None:
+        self.size = 0  # in bytes, of the frame that was decoded last
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
@@ -178,7 +180,7 @@ class FrameDecoder:
                 if end > held:
                     break
                 body = bytes(memoryview(buffer)[start + LENGTH_BYTES : end])
-                start = end
+                start, self.size = end, size
                 yield _decoded(body)
         finally:
             del buffer[:start]

@@ -5,8 +5,9 @@ A migration is a file of SQL in the database's `migrations_dir`; which have been
 
 import json
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +16,7 @@ from runtime.functions.cli.state import HERE, DirOption, SiteOption, State, cont
 
 if TYPE_CHECKING:
     from runtime.functions.bindings.binding import Binding
+    from runtime.functions.bindings.d1 import D1Database
 
 LocalOption = Annotated[bool, typer.Option("--local", help="The state of `pilotlight dev`, which is meant anyway.")]
 RemoteOption = Annotated[bool, typer.Option("--remote", help="A site's; name its file with --site.")]
@@ -42,7 +44,11 @@ def d1_execute(
 
     async def work(d1: "Binding") -> Any:
         from runtime.functions.bindings.binding import BindingError
+        from runtime.functions.bindings.d1 import Statement
+        from runtime.functions.bindings.sql import statements_of
 
+        if file is not None and len(statements := statements_of(sql)) > 1:
+            return {"count": len(await _d1(d1).transaction(map(Statement, statements)))}
         try:
             return await d1.call("query", [], {"statement": {"sql": sql}})
         except BindingError as error:
@@ -102,7 +108,7 @@ def migrations_apply(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Apply, in the order of their names, the migrations that have not been applied; each whole or not at all."""
+    """Apply, in the order of their numbers, the migrations that have not been applied; each whole or not at all."""
     check_place(site, local, remote)
     known = _Migrations(database, site, directory)
     if not (waiting := known.open()):
@@ -126,28 +132,46 @@ class _Migrations:
         """List the files of those that have not been applied."""
         if not self.folder.is_dir():
             raise CliError(f"There are no migrations in {self.folder}; `pilotlight d1 migrations create` makes one.")
-        self._batch(
+        table = (
             f"CREATE TABLE IF NOT EXISTS {self._table} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, "
             "applied_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)"
         )
-        names = {row[0] for row in self._batch(f"SELECT name FROM {self._table}")[0]["rows"]}
-        return [path for path in sorted(self.folder.glob("*.sql")) if path.name not in names]
+        self._run((table, []))
+        names = {row[0] for row in self._run((f"SELECT name FROM {self._table}", []))[0]["rows"]}
+        return [path for path in sorted(self.folder.glob("*.sql"), key=_order) if path.name not in names]
 
     def apply(self, path: Path) -> None:
         from runtime.functions.bindings.sql import statements_of
 
-        noted = {"sql": f"INSERT INTO {self._table} (name) VALUES (?)", "parameters": [path.name]}
-        statements = [{"sql": sql} for sql in statements_of(sql_in(path))]
+        sql = sql_in(path)
+        if re.search(r"(?im)^\s*PRAGMA\s+foreign_keys\s*=", sql):
+            print(
+                f"{path.name}: PRAGMA foreign_keys has no effect, as on D1: dropping a table deletes what references it by ON DELETE CASCADE; "
+                "defer_foreign_keys puts off the checks alone",
+                file=sys.stderr,
+            )
+        noted = (f"INSERT INTO {self._table} (name) VALUES (?)", [path.name])
         try:
-            self._call([*statements, noted])
+            self._run(*((statement, []) for statement in statements_of(sql)), noted)
         except CliError as error:
             raise CliError(f"{path.name} was not applied: {error}") from None
 
-    def _batch(self, *statements: str) -> Any:
-        return self._call([{"sql": sql} for sql in statements])
+    def _run(self, *statements: tuple[str, list[Any]]) -> Any:
+        """Run statements in one transaction."""
+        from runtime.functions.bindings.d1 import Statement
 
-    def _call(self, statements: list[dict[str, Any]]) -> Any:
-        return self._state.bound("d1", self._database, lambda d1: d1.call("batch", [], {"statements": statements}))
+        made = [Statement(*statement) for statement in statements]
+        return self._state.bound("d1", self._database, lambda d1: _d1(d1).transaction(made))
+
+
+def _order(path: Path) -> tuple[float, str]:
+    """Sort by the number that a name begins with; one without a number comes last."""
+    number = re.match(r"\d+", path.name)
+    return (int(number[0]) if number else float("inf"), path.name)
+
+
+def _d1(binding: "Binding") -> "D1Database":
+    return cast("D1Database", binding)
 
 
 def sql_in(path: Path) -> str:

@@ -6,7 +6,7 @@ What it uses is watched from here and not in the isolate (isolate_watch.py).
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from runtime.functions.host.subrequests import SubrequestHandler, Subrequests
 from runtime.functions.host.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
 
 
 class IsolateHandle:
@@ -93,13 +94,15 @@ class IsolateHandle:
         body: AsyncIterator[bytes] | None = None,
         *,
         is_socket: bool = False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
         """Have the isolate handle an event. Raises Fault with what the function's author should know. The answer's stream counts as part of the
-        request, unless it is a WebSocket's: read it or cancel it."""
+        request, unless it is a WebSocket's: read it or cancel it. `on_end` is called once, when the request is over."""
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
             with ExitStack() as request:
+                request.callback(on_end)
                 id = self._channel.new_id()
                 self.work.begin(id)
                 self._subrequests.begin(id)
@@ -111,10 +114,11 @@ class IsolateHandle:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
                     # It may last for hours, and what it computes is counted with the isolate's other sockets.
-                    self.work.sockets += 1
                     stream = ResponseStream(self, result.body, None, self.work.close_socket)
+                    self.work.open_sockets.add(stream)
                 else:
-                    stream = ResponseStream(self, result.body, ends_at, request.pop_all().close)
+                    end = request.pop_all().close
+                    stream = ResponseStream(self, result.body, ends_at, lambda _: end())
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
             sentence = f"the function has not answered within {self.limits.wall_s:g} s"
@@ -125,8 +129,8 @@ class IsolateHandle:
             raise fault_of(failure) from None
 
     async def sent_chunk(self, size: int) -> None:
-        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
-        self.process.history.answered()
+        """Count a piece of a stream, and wait until the next one may be sent."""
+        self.process.history.sent_piece(size)
         await self._throttle.take(size)
 
     def stream_failed(self, fault: Fault) -> None:
@@ -142,6 +146,10 @@ class IsolateHandle:
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
             self.work.set_background(note.value)
+        elif note.name == "object_background":
+            match note.value:
+                case [str(class_name), str(id), int(count)]:
+                    self.work.set_object_background((class_name, id), count)
 
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
@@ -168,7 +176,11 @@ class IsolateHandle:
             self._ending = asyncio.ensure_future(self._end(why, code))
 
     async def _end(self, why: str, code: str) -> None:
-        stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
+        if code == "blocked" and self.process.is_stopped:
+            code, why = STOPPED, f"a signal stopped its process for more than {self.limits.blocked_s:g} s"
+        stack = ""
+        with suppress(OSError):  # a report without a stack is better than an isolate that lives on
+            stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
         sentence = f"the function {self.process.function!r} was ended: {why}"
         detail = f"{sentence}\n{stack}" if stack else sentence
         self._why_ended = Fault(sentence, code=code, status=500, name="LimitExceeded", detail=detail)

@@ -60,6 +60,7 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
     channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
+    entrypoint.on_object_background = lambda object, count: channel.note("object_background", [*object, count])
     channel.note(
         "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
     )
@@ -84,6 +85,8 @@ class Function:
             what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
             name, detail = type(error).__name__, trouble.text_of(error)
             sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
+            if isinstance(error, PermissionError):
+                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
@@ -100,9 +103,7 @@ class Function:
             if isinstance(frame, frames.QueueEvent):
                 return await self._queue(frame)
         except SystemExit as error:
-            raise Failure(
-                f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error)
-            ) from None
+            raise _exited(error) from None
         raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
 
     async def _fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
@@ -182,7 +183,12 @@ class Function:
 
     async def _queue(self, frame: frames.QueueEvent) -> dict[str, Any]:
         batch = MessageBatch(frame.queue, frame.messages)
-        await self._event("queue", batch)
+        try:
+            await self._event("queue", batch)
+        except (Exception, SystemExit) as error:
+            failure = _exited(error) if isinstance(error, SystemExit) else trouble.describe(error)
+            failure.value = batch.outcome(has_failed=True)
+            raise failure from None
         return batch.outcome()
 
     async def _event(self, name: str, event: Any) -> None:
@@ -213,6 +219,10 @@ class Function:
         is_workflow = name.startswith(workflows.PREFIX)
         kind = workflows.object_class(self._module, name) if is_workflow else getattr(self._module, name, None)
         return await self._objects.run(kind, options, act)
+
+
+def _exited(error: SystemExit) -> Failure:
+    return Failure(f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error))
 
 
 def _imported(main: str) -> ModuleType:
@@ -285,6 +295,8 @@ def _answer_of(response: Response, method: str) -> StreamingReply:
     value = {"status": response.status, "headers": response.headers.multi_items()}
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
+    if stream is not None:
+        Context().wait_until(stream.aclose())  # nobody reads it
     if whole and len(whole) > ANSWER_IN_ONE:
         return StreamingReply(value, outbound.pieces(whole))
     return StreamingReply({**value, "body": whole or b""})

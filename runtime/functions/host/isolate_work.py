@@ -4,8 +4,14 @@ The kernel counts a process as a whole: what was spent between two looks is divi
 """
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from runtime.functions.host.limits import SOCKETS_SHARE
+
+if TYPE_CHECKING:
+    from runtime.functions.host.response_stream import ResponseStream
+
+MAX_OBJECTS = 10_000  # whose background work is noted: it is the function's word, and costs memory here
 
 
 class IsolateWork:
@@ -14,8 +20,9 @@ class IsolateWork:
     def __init__(self, now: float) -> None:
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
         self.num_waiting = 0  # requests that wait for the isolate's start
-        self.sockets = 0
+        self.open_sockets: set[ResponseStream] = set()  # what the function sends over its WebSockets
         self.background = 0
+        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how much of that is theirs
         self.has_objects = False  # instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now
@@ -25,6 +32,10 @@ class IsolateWork:
         """Requests that are open or wait."""
         return len(self.requests) + self.num_waiting
 
+    @property
+    def sockets(self) -> int:
+        return len(self.open_sockets)
+
     def begin(self, id: int) -> None:
         self.requests[id] = 0.0
 
@@ -32,8 +43,8 @@ class IsolateWork:
         self.requests.pop(id, None)
         self.idle_since = _now()
 
-    def close_socket(self) -> None:
-        self.sockets -= 1
+    def close_socket(self, stream: "ResponseStream") -> None:
+        self.open_sockets.discard(stream)
         self.idle_since = _now()
 
     def set_background(self, count: int) -> None:
@@ -43,6 +54,13 @@ class IsolateWork:
         self.background = max(0, count)
         if self.background == 0:
             self.idle_since = _now()
+
+    def set_object_background(self, object: tuple[str, str], count: int) -> None:
+        """Note how much of its background work the isolate says is a Durable Object's."""
+        if count > 0 and (object in self.objects or len(self.objects) < MAX_OBJECTS):
+            self.objects[object] = count
+        elif count <= 0:
+            self.objects.pop(object, None)
 
     def background_s(self) -> float:
         """Seconds for which background work has gone on, where no request is open."""

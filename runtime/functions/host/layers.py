@@ -79,17 +79,17 @@ class Layers:
         self.directory = directory
         self._budget = budget
         self._making: dict[str, asyncio.Task[Path]] = {}
-        self._used: dict[str, str] = {}  # digests, by pool
+        self._used: dict[object, str] = {}  # digests, by user: one pool
 
-    def use(self, pool: str, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
+    def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
         """Note that a pool's functions import from the layer of these requirements, until they are released."""
-        self._used[pool] = digest_of(requirements, python)
+        self._used[user] = digest_of(requirements, python)
 
-    def is_used_by(self, pool: str) -> bool:
-        return pool in self._used
+    def is_used_by(self, user: object) -> bool:
+        return user in self._used
 
-    def release(self, pool: str) -> None:
-        if (digest := self._used.pop(pool, None)) is not None:
+    def release(self, user: object) -> None:
+        if (digest := self._used.pop(user, None)) is not None:
             with suppress(OSError):  # it was in use until now
                 os.utime(self.directory / digest)
 
@@ -97,10 +97,7 @@ class Layers:
         """Prune now and then. Never returns."""
         while True:
             await asyncio.sleep(PRUNE_S)
-            try:
-                await self.prune()
-            except OSError as error:
-                log.warning("packages that no function uses could not be deleted: %s", error)
+            await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
         """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""

@@ -1,29 +1,55 @@
 """FunctionPool: one version of one function, with as many isolates as it needs now: none while nobody asks, several while they are busy.
 
-Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. What an isolate asks for
-is answered by `on_subrequest`.
+Chooses an isolate for each request and has one started where none is free; how isolates come and go is isolate_set.py's. A version owns the bindings
+that its isolates were started with, and what it has taken: replaced by another of its name, it is closed only when all of that has ended.
 """
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
-from runtime.functions.channel import ExchangeResult, Failure, frames
+from runtime.functions.channel import ExchangeResult, Failure, Inbound, frames
 from runtime.functions.host.author_reports import AuthorReports
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.isolate_factory import IsolateFactory
-from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.isolate_handle import STOPPED, IsolateHandle
 from runtime.functions.host.isolate_set import IsolateSet
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.packages import Packages
 from runtime.functions.host.pool_zygote import PoolContext
-from runtime.functions.host.subrequests import SubrequestHandler
+from runtime.functions.host.subrequests import Dial
 from runtime.functions.host.waiters import Waiters
 from runtime.functions.host.zygote_client import ZygoteError
 from runtime.functions.manifest import Manifest
 
 log = logging.getLogger("pilotlight.function")
+ObjectAddress = tuple[str, str]  # a Durable Object's class and id
+
+
+class OpenBindings(Protocol):
+    """The runtime's half of a function's bindings."""
+
+    async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
+
+    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
+        """Return what one of its files answers; None: none does."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The tags of migrations that will rename or delete classes of objects when it starts."""
+
+    def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
+        """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
+
+    async def stop(self) -> None:
+        """Take no more from queues and clock; finish what was taken."""
+
+    async def close(self) -> None: ...
 
 
 class FunctionPool:
@@ -32,46 +58,83 @@ class FunctionPool:
         manifest: Manifest,
         limits: FunctionLimits,
         context: PoolContext,
-        on_subrequest: SubrequestHandler,
+        on_subrequest: Callable[["FunctionPool", frames.Request | Dial, Inbound | None], Awaitable[Any]],
         *,
         layers: tuple[Path, ...] = (),
         packages: Callable[[], Awaitable[Path | None]] | None = None,
         follow: Callable[[str], None] | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`packages` does what must be done before the function runs, and gives the layer of what it depends on."""
+        """`packages` does what must be done before the function runs, and gives the layer of what it depends on; `release` gives that back."""
         self.manifest = manifest
+        self.bindings: OpenBindings | None = None
+        self.release = release
+        self._num_open = 0  # requests from when they are taken until their streams have ended, and holds
+        self._objects: Counter[ObjectAddress] = Counter()  # that have open calls here
         self.num_asked = self.num_failed = 0
         self.waiters = Waiters(manifest.name, limits.max_waiting)
         self.reports = AuthorReports(manifest.name, limits.log_kib_per_s, follow)
         self._packages = Packages(manifest, layers, packages)
-        self.factory = IsolateFactory(manifest, limits, context, self._packages, on_subrequest, self.reports)
+        self.factory = IsolateFactory(
+            manifest, limits, context, self._packages, partial(on_subrequest, self), self.reports
+        )
         self.isolates = IsolateSet(manifest.name, self.factory, self.reports, self.waiters)
 
-    async def ask(
-        self,
-        event: frames.FunctionEvent,
-        body: AsyncIterator[bytes] | None = None,
-        *,
-        is_pinned: bool = False,
-        is_socket: bool = False,
-    ) -> ExchangeResult:
-        """Have an isolate handle an event. `is_pinned`: the function's oldest isolate answers, since objects of which there is one live there. Raises
-        Fault."""
-        self.num_asked += 1
-        await self._packages.install()
-        isolate = await (self._acquire_oldest() if is_pinned else self._acquire(is_socket))
-        if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
-            sentence = f"{self.manifest.name!r} has as many WebSockets open as it may"
-            raise Failure(sentence, code="overloaded", status=503)
-        isolate.work.has_objects = isolate.work.has_objects or is_pinned
+    @property
+    def is_at_work(self) -> bool:
+        """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""
+        return bool(self._num_open) or self.isolates.is_at_work
+
+    def is_home_of(self, object: ObjectAddress) -> bool:
+        """Tell whether the object is at work here: its instance must not be started elsewhere meanwhile."""
+        return object in self._objects or self.isolates.are_at_work_for(object)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Open a scope in which the version is not closed, though it may be replaced."""
+        self._num_open += 1
         try:
-            return await isolate.ask(event, body, is_socket=is_socket)
-        except Fault as fault:
-            self.num_failed += 1
-            self.isolates.failed(isolate, fault)
-            raise
+            yield
         finally:
-            self.waiters.notify()
+            self._num_open -= 1
+
+    async def ask(
+        self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
+    ) -> ExchangeResult:
+        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. A request that may be
+        repeated goes to another isolate where the first one's process was stopped. Raises Fault."""
+        self.num_asked += 1
+        is_repeatable = body is None and _is_repeatable(event)
+        while True:
+            try:
+                return await self._ask(event, body, is_socket=is_socket)
+            except Fault as fault:
+                if fault.code != STOPPED or not is_repeatable:
+                    self.num_failed += 1
+                    raise
+                is_repeatable = False
+
+    async def _ask(
+        self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None, *, is_socket: bool
+    ) -> ExchangeResult:
+        object = object_of(event)
+        with ExitStack() as work:
+            work.enter_context(self.held())
+            if object is not None:
+                work.enter_context(self._occupied(object))
+            await self._packages.install()
+            isolate = await (self._acquire(is_socket) if object is None else self._acquire_oldest())
+            if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
+                sentence = f"{self.manifest.name!r} has as many WebSockets open as it may"
+                raise Failure(sentence, code="overloaded", status=503)
+            isolate.work.has_objects = isolate.work.has_objects or object is not None
+            try:
+                return await isolate.ask(event, body, is_socket=is_socket, on_end=work.pop_all().close)
+            except Fault as fault:
+                self.isolates.failed(isolate, fault)
+                raise
+            finally:
+                self.waiters.notify()
 
     async def prepare(self) -> None:
         """Do at deployment what no request should wait for: packages are installed, and a zygote has imported them."""
@@ -86,6 +149,19 @@ class FunctionPool:
         self.waiters.close()
         await self.isolates.close()
         await self.factory.close()
+        if self.bindings is not None:
+            await self.bindings.close()  # which may end functions that it has loaded
+        self.release()
+
+    @contextmanager
+    def _occupied(self, object: ObjectAddress) -> Iterator[None]:
+        self._objects[object] += 1
+        try:
+            yield
+        finally:
+            self._objects[object] -= 1
+            if not self._objects[object]:
+                del self._objects[object]
 
     async def _acquire(self, is_socket: bool) -> IsolateHandle:
         limits = self.factory.limits
@@ -114,6 +190,16 @@ class FunctionPool:
                     return started
             elif await _is_started(usable[0]):
                 return usable[0]
+
+
+def object_of(event: frames.FunctionEvent) -> ObjectAddress | None:
+    """Return the Durable Object that an event is for."""
+    options = event.options if isinstance(event, frames.FetchEvent | frames.RpcEvent) else {}
+    return (str(options["object"]), str(options.get("id", ""))) if "object" in options else None
+
+
+def _is_repeatable(event: frames.FunctionEvent) -> bool:
+    return isinstance(event, frames.FetchEvent) and event.method in ("GET", "HEAD") and object_of(event) is None
 
 
 async def _is_started(isolate: IsolateHandle) -> bool:

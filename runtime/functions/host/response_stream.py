@@ -15,7 +15,11 @@ BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybo
 
 class ResponseStream:
     def __init__(
-        self, isolate: "IsolateHandle", body: Inbound, ends_at: float | None, on_end: Callable[[], None]
+        self,
+        isolate: "IsolateHandle",
+        body: Inbound,
+        ends_at: float | None,
+        on_end: Callable[["ResponseStream"], None],
     ) -> None:
         """`ends_at` is None for a WebSocket's, which has no end and no size."""
         self._isolate = isolate
@@ -24,6 +28,7 @@ class ResponseStream:
         self._on_end = on_end
         self._size = 0
         self._is_over = False
+        self._why_ended: Fault | None = None
 
     def __aiter__(self) -> "ResponseStream":
         return self
@@ -43,7 +48,12 @@ class ResponseStream:
         if not self._is_over:
             self._is_over = True
             self._body.cancel()
-            self._on_end()
+            self._on_end(self)
+
+    def end(self, why: Fault) -> None:
+        """End the stream by the site's decision: its reader gets the reason, and the isolate hears that nobody reads on."""
+        self._why_ended = why
+        self._body.cancel()
 
     async def _next(self) -> bytes:
         limits = self._isolate.limits
@@ -56,7 +66,7 @@ class ResponseStream:
         except ChannelClosed:
             raise await self._isolate.exit_fault() from None
         except Failure as failure:
-            raise fault_of(failure) from None
+            raise self._why_ended or fault_of(failure) from None
         self._size += len(chunk)
         await self._isolate.sent_chunk(len(chunk))
         if self._size > limits.response_mib * 2**20 and self._ends_at is not None:

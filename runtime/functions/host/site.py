@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, supp
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -19,13 +20,14 @@ from runtime.functions.host.egress import Egress
 from runtime.functions.host.isolation import Isolation
 from runtime.functions.host.layers import LayerBudget
 from runtime.functions.host.limits import FunctionLimits
-from runtime.functions.host.pool import FunctionPool
+from runtime.functions.host.pool import FunctionPool, OpenBindings, object_of
 from runtime.functions.host.priority import PriorityClass, apply_priority
 from runtime.functions.host.process_supply import ProcessSupply
-from runtime.functions.host.subrequests import Dial, SubrequestHandler
+from runtime.functions.host.subrequests import Dial
 from runtime.functions.host.tails import Tails
 from runtime.functions.host.zygote_budget import ZygoteBudget
 from runtime.functions.manifest import Manifest
+from wire import background
 
 log = logging.getLogger("pilotlight.function")
 
@@ -34,23 +36,6 @@ IDLE_S = 0.2  # more while nobody asks
 TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's words for what invokes a function
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
 }  # fmt: skip
-
-
-class OpenBindings(Protocol):
-    """The runtime's half of a function's bindings."""
-
-    async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
-
-    async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return what one of its files answers; None: none does."""
-
-    def start(self) -> None:
-        """Consume its queues and run its clock from now on."""
-
-    async def stop(self) -> None:
-        """Stop consuming queues and running the clock."""
-
-    async def close(self) -> None: ...
 
 
 class Opener(Protocol):
@@ -86,13 +71,16 @@ class SiteFunctions:
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
         self.trace: Callable[[str, str], AbstractContextManager[object]] = lambda function, trigger: nullcontext()
-        self._bindings: dict[str, OpenBindings] = {}
+        self._versions: dict[
+            str, list[FunctionPool]
+        ] = {}  # by function, those included that are replaced and not closed yet
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # whose error has been logged
         self._requested = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -108,9 +96,9 @@ class SiteFunctions:
             await stack.enter_async_context(self._egress)
             stack.push_async_callback(self._close_all)
             served = self.pools.values()
-            preparing = self._zygote_budget.prepare(lambda pool: pool in served)
-            for work in (self._watch(), preparing):
-                stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
+            preparing = partial(self._zygote_budget.prepare, lambda pool: pool in served)
+            await stack.enter_async_context(background.running(self._watch, "the watch over functions' limits"))
+            await stack.enter_async_context(background.running(preparing, "preparing functions"))
             self._stack = stack.pop_all()
         return self
 
@@ -127,23 +115,24 @@ class SiteFunctions:
             manifest,
             self.limits,
             provision.context,
-            self._subrequests_of(served, manifest),
+            self._answer_subrequest,
             layers=layers,
             packages=provision.install,
             follow=partial(self.tails.publish, manifest.name),
+            release=provision.release,
         )
-        bindings = None if self._open_bindings is None else self._open_bindings(manifest, self)
-        if bindings is not None and served == manifest.name:
-            try:
-                bindings.start()
-            except Exception:
-                self._keep(bindings.close())
-                raise
+        try:
+            if self._open_bindings is not None:
+                pool.bindings = self._open_bindings(manifest, self)
+            if served == manifest.name:
+                self._start(pool)
+        except Exception:
+            self._keep(pool.close())
+            raise
         self.remove(served)
         self.pools[served] = pool
+        self._versions.setdefault(manifest.name, []).append(pool)
         provision.use()
-        if bindings is not None:
-            self._bindings[served] = bindings
         if provision.takes_long:
             self._keep(pool.prepare())
         else:
@@ -155,40 +144,47 @@ class SiteFunctions:
         if before == pool:
             return
         self.names[function] = pool
-        if pool in self._bindings:
-            self._bindings[pool].start()
-        if before in self._bindings:
-            self._keep(self._bindings[before].stop())
+        if pool in self.pools:
+            self._start(self.pools[pool])
+        if before in self.pools and (bindings := self.pools[before].bindings) is not None:
+            self._keep(bindings.stop())
 
     def remove(self, name: str) -> None:
-        """Stop serving a pool. Its open requests may finish for a while."""
-        self._supply.release(name)
-        old, old_bindings = self.pools.pop(name, None), self._bindings.pop(name, None)
+        """Stop serving a pool. What it has taken goes on to its end, for `wall_s` at most."""
+        old = self.pools.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
-            self._keep(self._end(old, old_bindings))
+            self._keep(self._end(old))
+
+    def version(self, function: str) -> FunctionPool:
+        """Return the version that a function's name, or a pool's, means now. Raises Failure with status 404 where there is none."""
+        pool = self.pools.get(self.names.get(function, function))
+        if pool is None:
+            sentence = f"this site has no function named {function[:64]!r}"
+            raise Failure(sentence, code="not_found", status=404)
+        return pool
 
     async def ask(
         self,
-        function: str,
+        function: str | FunctionPool,
         event: frames.FunctionEvent,
         body: AsyncIterator[bytes] | None = None,
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function handle an event. Raises Failure with status 404 where there is no such function, Fault where it failed."""
-        pool = self.pools.get(self.names.get(function, function))
-        if pool is None:
-            sentence = f"this site has no function named {function[:64]!r}"
-            raise Failure(sentence, code="not_found", status=404)
-        is_pinned = isinstance(event, frames.FetchEvent | frames.RpcEvent) and "object" in event.options
+        """Have a function handle an event, or one version of it; an object's is handled where the object is at work. Raises Failure with status 404
+        where there is no such function, Fault where it failed."""
+        pool = self.version(function) if isinstance(function, str) else function
+        if (object := object_of(event)) is not None:
+            versions = self._versions.get(pool.manifest.name, ())
+            pool = next((version for version in versions if version.is_home_of(object)), pool)
         self._requested.set()
         with self.trace(pool.manifest.name, TRIGGERS[type(event)]):
-            return await pool.ask(event, body, is_pinned=is_pinned, is_socket=is_socket)
+            return await pool.ask(event, body, is_socket=is_socket)
 
     async def fetch(
         self,
-        function: str,
+        function: str | FunctionPool,
         event: frames.FetchEvent,
         body: AsyncIterator[bytes] | None = None,
         *,
@@ -210,40 +206,39 @@ class SiteFunctions:
             raise
         return response
 
-    async def static(self, function: str, event: frames.FetchEvent) -> Response | None:
-        """Return what a file of the function answers without it; None: the function is to be asked."""
-        bindings = self._bindings.get(self.names.get(function, function))
+    async def static(self, pool: FunctionPool, event: frames.FetchEvent) -> Response | None:
+        """Return what a file of the version answers without it; None: the function is to be asked."""
+        bindings = pool.bindings
         found = None if bindings is None else await bindings.static(event.method, event.url, event.headers)
         if found is None:
             return None
         value, stream = (found.value, found.body) if isinstance(found, StreamingReply) else (found, None)
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
-    def _subrequests_of(self, name: str, manifest: Manifest) -> SubrequestHandler:
-        async def on_subrequest(frame: frames.Request | Dial, body: Inbound | None) -> Any:
-            if isinstance(frame, (frames.FetchEvent, Dial)) and not manifest.has_egress:
-                raise Failure(
-                    "this function was loaded without access to the network", code="egress_denied", status=403
-                )
-            if isinstance(frame, Dial):
-                return await self._egress.dial(frame)
-            if isinstance(frame, frames.FetchEvent):
-                return await self._egress.fetch(frame, body)
-            if not isinstance(frame, frames.BindingCall):
-                raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
-            bindings = self._bindings.get(name)
-            if bindings is None:
-                raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
-            return await bindings.answer(frame, body)
+    async def _answer_subrequest(self, pool: FunctionPool, frame: frames.Request | Dial, body: Inbound | None) -> Any:
+        """Answer what an isolate of this version asks for."""
+        if isinstance(frame, (frames.FetchEvent, Dial)) and not pool.manifest.has_egress:
+            raise Failure("this function was loaded without access to the network", code="egress_denied", status=403)
+        if isinstance(frame, Dial):
+            return await self._egress.dial(frame)
+        if isinstance(frame, frames.FetchEvent):
+            return await self._egress.fetch(frame, body)
+        if not isinstance(frame, frames.BindingCall):
+            raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
+        if pool.bindings is None:
+            raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
+        return await pool.bindings.answer(frame, body)
 
-        return on_subrequest
+    def _start(self, pool: FunctionPool) -> None:
+        """Consume a version's queues and run its clock. Raises Failure."""
+        if pool.bindings is not None:
+            pool.bindings.start(partial(self.ask, pool))
 
     async def _watch(self) -> None:
         while True:
             is_busy = False
             for pool in tuple(self.pools.values()):
-                is_busy = pool.isolates.watch() or is_busy
-                self._tell_cpu(pool)
+                is_busy = self._look(pool) or is_busy
             self._zygote_budget.trim(self.pools.values())
             if not is_busy:
                 self._requested.clear()
@@ -252,22 +247,39 @@ class SiteFunctions:
                         await self._requested.wait()
             await asyncio.sleep(WATCH_S)
 
+    def _look(self, pool: FunctionPool) -> bool:
+        """Look at one function. Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        try:
+            is_busy = pool.isolates.watch()
+            self._tell_cpu(pool)
+        except Exception:
+            if pool not in self._unwatched:
+                log.exception("%s: its limits cannot be watched", pool.manifest.name)
+            self._unwatched.add(pool)
+            return True
+        return is_busy
+
     def _tell_cpu(self, pool: FunctionPool) -> None:
         if spent_s := pool.isolates.spent_cpu_s():
             self._on_cpu(pool.manifest.name, spent_s)
 
-    async def _end(self, pool: FunctionPool, bindings: OpenBindings | None) -> None:
+    async def _end(self, pool: FunctionPool) -> None:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + pool.factory.limits.wall_s
         try:
-            while pool.isolates.is_at_work and loop.time() < ends_at:
+            if pool.bindings is not None:
+                await pool.bindings.stop()
+            pool.isolates.close_sockets()
+            while pool.is_at_work and loop.time() < ends_at:
                 pool.isolates.watch()
                 await asyncio.sleep(WATCH_S)
         finally:
+            versions = self._versions[pool.manifest.name]
+            versions.remove(pool)
+            if not versions:
+                del self._versions[pool.manifest.name]
             await pool.close()
             self._tell_cpu(pool)
-            if bindings is not None:
-                await bindings.close()
 
     async def _close_all(self) -> None:
         ending = tuple(self._tasks)
@@ -275,11 +287,9 @@ class SiteFunctions:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         while self.pools:
-            name, pool = self.pools.popitem()
+            _, pool = self.pools.popitem()
             await pool.close()
             self._tell_cpu(pool)
-            if (bindings := self._bindings.pop(name, None)) is not None:
-                await bindings.close()  # which may end functions that it has loaded
         await asyncio.gather(*tuple(self._tasks), return_exceptions=True)
 
     def _keep(self, work: Any) -> None:

@@ -91,9 +91,9 @@ class FunctionRoute:
         """Return what the function sends, once it has taken the socket. None: the client has its answer already."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
-            pool, event = await self._served.pool_of(name, scope), self._event(scope, name, "GET")
+            version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
             event.headers.extend([("connection", "Upgrade"), ("upgrade", "websocket")])
-            response = self._told(await self._functions.fetch(pool, event, messages, is_socket=True), name)
+            response = self._told(await self._functions.fetch(version, event, messages, is_socket=True), name)
             if response.status != 101:
                 await _send(response, "GET", answer)
                 return None
@@ -128,14 +128,15 @@ class FunctionRoute:
     async def _answer(self, name: str, scope: Scope, body: "bytes | UploadStream", send: Send) -> None:
         started = False
         try:
-            pool = await self._served.pool_of(name, scope)
+            version = await self._served.version_of(name, scope)
             whole, stream = (body, None) if isinstance(body, bytes) else (b"", aiter(body))
             event = self._event(scope, name, scope["method"], whole)
-            response = await self._functions.static(pool, event)
-            if response is not None and self._name is None:
-                response = _below(response, f"/fn/{name}")
-            if response is None:
-                response = await self._functions.fetch(pool, event, stream)
+            with version.held():  # it may be replaced while a file is looked for
+                response = await self._functions.static(version, event)
+                if response is not None and self._name is None:
+                    response = _below(response, f"/fn/{name}")
+                if response is None:
+                    response = await self._functions.fetch(version, event, stream)
             started = True
             sending = send if isinstance(body, bytes) else body.beside(send)
             await _send(self._told(response, name), scope["method"], sending)

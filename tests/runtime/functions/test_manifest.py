@@ -244,3 +244,42 @@ def test_a_table_where_tables_are_wanted_is_told_how_one_begins(folder: Path) ->
         ManifestError, match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[...\]\]"
     ):
         load_manifest(folder)
+
+
+def test_functions_and_objects_of_another_environment_are_named_as_they_are_served(folder: Path) -> None:
+    text = (
+        'name = "f"\nmain = "src/entry.py"\n[[services]]\nbinding = "A"\nservice = "other"\nenvironment = "staging"\n'
+        '[[durable_objects.bindings]]\nname = "B"\nclass_name = "Room"\nscript_name = "rooms"\nenvironment = "staging"\n'
+    )
+    service, objects = load_manifest(write(folder, text)).bindings
+    assert (service.options["service"], objects.options["script_name"]) == ("other-staging", "rooms-staging")
+    assert "environment" not in {**service.options, **objects.options}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[[services]]\nbinding = "A"\nservice = "@m/model"\nenvironment = "x"\n',
+        '[[durable_objects.bindings]]\nname = "B"\nclass_name = "Room"\nenvironment = "x"\n',
+    ],
+)
+def test_an_environment_of_no_function_is_refused(folder: Path, table: str) -> None:
+    with pytest.raises(ManifestError, match=r"environment = 'x' needs .*, the name of a function"):
+        load_manifest(write(folder, f'name = "f"\nmain = "src/entry.py"\n{table}'))
+
+
+def test_the_schema_of_an_editor_is_no_news_to_an_author(folder: Path) -> None:
+    text = (
+        '{"$schema": "node_modules/wrangler/config-schema.json", "name": "f", "main": "src/entry.py", "logpush": true}'
+    )
+    assert load_manifest(write(folder, text, "wrangler.jsonc")).notes == ["logpush in the manifest has no effect here"]
+
+
+def test_limits_of_a_workflow_are_named_as_without_effect(folder: Path) -> None:
+    text = 'name = "f"\nmain = "src/entry.py"\n[[workflows]]\nbinding = "W"\nname = "w"\nclass_name = "W"\nlimits = { steps = 5 }\n'
+    assert load_manifest(write(folder, text)).notes == ["workflows.limits in the manifest has no effect here"]
+
+
+def test_an_environment_inherits_migrations(folder: Path) -> None:
+    text = 'name = "f"\nmain = "src/entry.py"\n[[migrations]]\ntag = "v1"\nnew_sqlite_classes = ["A"]\n[env.x]\n'
+    assert [each.tag for each in load_manifest(write(folder, text), "x").migrations] == ["v1"]

@@ -5,7 +5,7 @@ Knows the ASGI specification 3.0 and the SDK's Request and Response; no framewor
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -30,9 +30,10 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
         lifespan = _lifespans[id(app)] = _Lifespan(app)
     await lifespan.started()
     scope = request_to_scope(request, env, ctx, dict(lifespan.state))
+    context = ctx if isinstance(ctx, Context) else Context()
     if asks_for_socket(request.headers):
-        return await Socket(scope).response(app)
-    exchange = _Exchange(request)
+        return await Socket(scope, context).response(app)
+    exchange = _Exchange(request, context)
     exchange.run(app, scope)
     return await exchange.response()
 
@@ -74,8 +75,14 @@ class _Lifespan:
 
 
 class _Exchange:
-    def __init__(self, request: Request) -> None:
+    """One request. Its response is over with the last `http.response.body`, and the application runs on behind it (`waitUntil`); iterating gives the
+    pieces of a response that streams."""
+
+    def __init__(self, request: Request, context: Context) -> None:
         self._body, self._stream = request.taken()
+        self._context = context
+        self._is_head = request.method == "HEAD"
+        self._is_complete = False  # the application has sent all of its response
         self._has_sent_body = False
         self._gone = asyncio.Event()
         self._head: asyncio.Future[tuple[int, list[tuple[str, str]]]] = asyncio.get_running_loop().create_future()
@@ -95,9 +102,36 @@ class _Exchange:
             self._task.cancel()
             raise
         if self._whole is not None:
+            self._run_on()
             bodiless = status in (101, 204, 205, 304)
             return Response(None if bodiless else self._whole, status, headers=headers)
-        return Response(self._streamed(), status, headers=headers)
+        return Response(self, status, headers=headers)
+
+    def __aiter__(self) -> "_Exchange":
+        return self
+
+    async def __anext__(self) -> bytes:
+        assert self._task is not None
+        piece = await self._pieces.get()
+        if piece is not None:
+            return piece
+        if not self._is_complete:
+            await self._task  # it has returned, or raised in mid-stream
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the response: an application that is still sending it is cancelled, one that has sent all goes on."""
+        if self._gone.is_set():
+            return
+        self._gone.set()
+        if self._is_complete:
+            self._run_on()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _run_on(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._context.wait_until(self._task)
 
     async def _run(self, app: App, scope: MutableMapping[str, Any]) -> None:
         try:
@@ -108,12 +142,12 @@ class _Exchange:
             if not self._head.done():
                 self._head.set_exception(error)
                 return
-            if self._whole is not None:  # a framework answers 500 and raises, for the log
+            if self._is_complete:  # a framework answers 500 and raises, for the log
                 print_trouble("the application", error)
                 return
             raise
         finally:
-            if self._whole is None and not self._gone.is_set():
+            if not self._is_complete and not self._gone.is_set():
                 await self._pieces.put(None)
 
     async def _receive(self) -> Message:
@@ -141,26 +175,21 @@ class _Exchange:
         body, more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
         if not self._status:
             raise RuntimeError("the application sent a body before http.response.start")
+        if self._is_complete:
+            raise RuntimeError("the application sent more of a body that it had ended")
+        self._is_complete = not more
         if not self._head.done():
-            if not more:
-                self._whole = body
+            if not more or self._is_head:
+                self._whole = b"" if self._is_head else body
             self._head.set_result((self._status, self._headers))
-            if not more:
-                return
+        if self._whole is not None:
+            return
         if self._gone.is_set():
             raise OSError("the client has left")
         if body:
             await self._pieces.put(body)
-
-    async def _streamed(self) -> AsyncIterator[bytes]:
-        assert self._task is not None
-        try:
-            while (piece := await self._pieces.get()) is not None:
-                yield piece
-            await self._task  # what it raised in mid-stream
-        finally:
-            self._gone.set()
-            self._task.cancel()
+        if not more:
+            await self._pieces.put(None)
 
 
 def request_to_scope(

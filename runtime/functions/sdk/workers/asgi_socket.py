@@ -8,6 +8,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from runtime.functions.channel.socket_messages import SocketClose
+from workers.entrypoint import Context
 from workers.response import Response
 from workers.trouble import print_trouble
 from workers.websockets import WebSocketPair
@@ -17,12 +18,15 @@ _running: set["asyncio.Task[None]"] = set()
 
 
 class Socket:
-    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], context: Context) -> None:
+        self._context = context
         self._client, self._server = WebSocketPair()
         self._head: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._has_connected = self._is_accepted = False
         self._refusal: tuple[int, list[tuple[str, str]]] | None = None
         self._body: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self._is_run_on = False
         protocols = [value.decode("latin-1") for name, value in scope["headers"] if name == b"sec-websocket-protocol"]
         self.scope = {
             **{key: value for key, value in scope.items() if key != "method"},
@@ -35,13 +39,13 @@ class Socket:
 
     async def response(self, app: Callable[..., Any]) -> Response:
         """Return the application's response, behind which it goes on. Raises what it raises before it has accepted or refused."""
-        task = asyncio.ensure_future(self._run(app))
-        _running.add(task)
-        task.add_done_callback(_running.discard)
+        self._task = asyncio.ensure_future(self._run(app))
+        _running.add(self._task)
+        self._task.add_done_callback(_running.discard)
         try:
             return await self._head
         except asyncio.CancelledError:
-            task.cancel()
+            self._task.cancel()
             raise
 
     async def _run(self, app: Callable[..., Any]) -> None:
@@ -64,6 +68,7 @@ class Socket:
             return {"type": "websocket.connect"}
         message = await self._server.receive()
         if isinstance(message, SocketClose):
+            self._run_on()
             return {"type": "websocket.disconnect", "code": message.code, "reason": message.reason}
         text, data = (message, None) if isinstance(message, str) else (None, bytes(message))
         return {"type": "websocket.receive", "text": text, "bytes": data}
@@ -74,6 +79,7 @@ class Socket:
             self._accept(message)
         elif kind == "websocket.close" and not self._head.done():
             self._head.set_result(Response(None, 403))
+            self._run_on()
         elif kind == "websocket.http.response.start" and not self._head.done():
             self._refusal = int(message["status"]), _text(message.get("headers", ()))
         elif kind == "websocket.http.response.body" and self._refusal is not None:
@@ -81,6 +87,7 @@ class Socket:
             if not message.get("more_body", False) and not self._head.done():
                 status, headers = self._refusal
                 self._head.set_result(Response(b"".join(self._body), status, headers=headers))
+                self._run_on()
         elif kind == "websocket.send" and self._is_accepted:
             if self._server.close_code is not None:
                 raise OSError("the client has left")  # as the specification has it since 2.4
@@ -88,8 +95,15 @@ class Socket:
             await self._server.send(data if data is not None else message["text"])
         elif kind == "websocket.close":
             self._server.close(message.get("code") or 1000, message.get("reason"))
+            self._run_on()
         else:
             raise RuntimeError(f"the application sent {kind!r}, for which it is too late or too early")
+
+    def _run_on(self) -> None:
+        """Let the application finish, now that its socket is closed: an open one counts for itself."""
+        if self._task is not None and not self._is_run_on:
+            self._is_run_on = True
+            self._context.wait_until(self._task)
 
     def _accept(self, message: Message) -> None:
         headers = _text(message.get("headers", ()))

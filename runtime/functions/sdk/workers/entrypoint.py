@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -9,11 +10,15 @@ from workers.host import Env
 
 T = TypeVar("T")
 _background: set["asyncio.Future[Any]"] = set()
+_of_objects: Counter[tuple[str, str]] = Counter()  # how much of it is a Durable Object's, by class and id
 on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - the isolate says here what it hears
+on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - the same
 
 
 class Context:
     """`self.ctx`: work that outlives the response, and the properties that a service binding was given."""
+
+    _object: tuple[str, str] | None = None  # class and id, of a Durable Object's
 
     def __init__(self, props: Any = None) -> None:
         self.props = props
@@ -26,6 +31,9 @@ class Context:
         _background.add(task)
         on_background(len(_background))
         task.add_done_callback(_forget)
+        if (object := self._object) is not None:
+            _count(object, 1)
+            task.add_done_callback(lambda done: _count(object, -1))
 
     def pass_through_on_exception(self) -> None:
         """Do nothing: no origin behind a function here could take an exception."""
@@ -90,3 +98,10 @@ async def _logged(awaitable: Awaitable[Any]) -> None:
 def _forget(task: "asyncio.Future[Any]") -> None:
     _background.discard(task)
     on_background(len(_background))
+
+
+def _count(object: tuple[str, str], change: int) -> None:
+    _of_objects[object] += change
+    on_object_background(object, _of_objects[object])
+    if not _of_objects[object]:
+        del _of_objects[object]

@@ -54,11 +54,11 @@ class MessageBatch(Named):
         if self._all is None:
             self._all, self._delay_s = "retry", _delay(options, named)
 
-    def outcome(self) -> dict[str, Any]:
-        """A message for which nothing was said is acknowledged by the handler's return."""
+    def outcome(self, *, has_failed: bool = False) -> dict[str, Any]:
+        """Return what was decided. A message for which nothing was said is acknowledged by the handler's return, and comes again if it has failed."""
         retried = []
         for message in self.messages:
-            if (message.decision or self._all) == "retry":
+            if (message.decision or self._all or ("retry" if has_failed else "ack")) == "retry":
                 delay = message.delay_s if message.decision else self._delay_s
                 retried.append({"id": message.id, "delay_s": delay})
         kept = {entry["id"] for entry in retried}

@@ -26,9 +26,10 @@ BLOCK_LIMIT_S = 30.0
 class ObjectContext(Context):
     """`self.ctx` of a Durable Object."""
 
-    def __init__(self, instance: "Instance", id: DurableObjectId, storage: Storage) -> None:
+    def __init__(self, instance: "Instance", class_name: str, id: DurableObjectId, storage: Storage) -> None:
         super().__init__()
         self.id = id
+        self._object = class_name, str(id)
         self.storage = storage
         self._instance = instance
 
@@ -84,7 +85,7 @@ class Instance:
         self._broke = asyncio.Event()
         self._asker = Asker(class_name, id, self)
         self.sockets = ObjectSockets(self._event)
-        self.context = ObjectContext(self, DurableObjectId(id, name), Storage(self._asker))
+        self.context = ObjectContext(self, class_name, DurableObjectId(id, name), Storage(self._asker))
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
         """Run one event. Its answer leaves when what it wrote is on the disk."""

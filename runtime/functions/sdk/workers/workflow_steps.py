@@ -5,17 +5,19 @@ retrying. Knows an object's storage; who wakes the workflow is workflows.py's.
 """
 
 import asyncio
-import builtins
 import inspect
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from runtime.functions.channel import Failure
 from workers.bindings.face import Record, snake_case
 from workers.javascript import Date
+from workers.trouble import remote_error
 from workers.values import pack, unpack
 
 UNITS = {
@@ -31,6 +33,7 @@ STAYS_S = 5.0  # a wait that is shorter is waited for in memory
 QUIET_S = 0.05  # in which nothing of the workflow has begun to run, before it is put aside
 TURN_S = 60.0  # of one run, which is a request with a limit of its own
 FOREVER = float("inf")
+UNKEPT = object()
 
 
 class NonRetryableError(Exception):
@@ -91,10 +94,10 @@ class StepLog:
         event = {"type": type, "payload": payload, "timestamp_ms": int(time.time() * 1000)}
         self._storage.kv.put(f"event:{number:09}", event)
 
-    async def take_event(self, type: str, key: str) -> Any:
-        """Give the oldest event of a type to a step; None where there is none."""
+    async def take_event(self, type: str, key: str, until_s: float) -> Any:
+        """Give the oldest event of a type that came in time to a step; None where there is none."""
         for name, event in self._storage.kv.list(prefix="event:"):
-            if event["type"] == type:
+            if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
                 await self.put("step", key, {"value": event})
                 return event
@@ -154,11 +157,16 @@ class WorkflowStep:
         if isinstance(event_type, dict):  # as in JavaScript: {type, timeout}
             event_type, timeout = event_type["type"], event_type.get("timeout", timeout)
         key = self._key(name)
-        found = (self._log.get("step", key) or {}).get("value")
+        done = self._log.get("step", key) or {}
+        if (error := done.get("error")) is not None:
+            raise restored(error)
+        found = done.get("value")
         ends_s = await self._deadline(key, time.time() + seconds_of(timeout))
-        while found is None and (found := await self._log.take_event(event_type, key)) is None:
+        while found is None and (found := await self._log.take_event(event_type, key, ends_s)) is None:
             if time.time() >= ends_s:
-                raise WorkflowTimeoutError(f"no event {event_type!r} has come for the step {name!r} in time")
+                late = WorkflowTimeoutError(f"no event {event_type!r} has come for the step {name!r} in time")
+                await self._log.put("step", key, {"error": recorded(late)})
+                raise late
             await self._wait(ends_s, is_event=True)
         stamp = datetime.fromtimestamp(found["timestamp_ms"] / 1000)
         return Record(type=found["type"], payload=unpack(found["payload"]), timestamp=stamp)
@@ -199,7 +207,7 @@ class WorkflowStep:
         key = self._key(name)
         if (done := self._log.get("step", key)) is not None:
             if (error := done.get("error")) is not None:
-                raise _as_error(error)
+                raise restored(error)
             return unpack(done["value"])
         attempt = int(self._log.get("attempts", key) or 0)
         while True:
@@ -214,8 +222,9 @@ class WorkflowStep:
                 plain = pack(value, f"what the step {name!r} returned")
             except Exception as error:
                 if isinstance(error, NonRetryableError) or attempt > policy.limit:
-                    await self._log.put("step", key, {"error": {"name": type(error).__name__, "message": str(error)}})
-                    raise
+                    kept = recorded(error)
+                    await self._log.put("step", key, {"error": kept})
+                    raise restored(kept) from error  # as every later run raises it
                 await self._log.put("pause", key, time.time() + policy.pause_s(attempt))
                 continue
             await self._log.put("step", key, {"value": plain})
@@ -360,12 +369,46 @@ def seconds_of(duration: Any) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def _as_error(error: dict[str, str]) -> Exception:
-    """Return a step's failure as it was raised: an exception of Python's own by its name, of others the message."""
-    kind = NonRetryableError if error["name"] == "NonRetryableError" else getattr(builtins, error["name"], None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return kind(error["message"])
-        except TypeError:
-            pass
-    return Exception(f"{error['name']}: {error['message']}")
+def recorded(error: Exception) -> dict[str, Any]:
+    """Return a step's failure as it is kept: by the nearest of its classes that a later run can find, with its arguments and attributes."""
+    kind = next(kind for kind in type(error).__mro__ if _found(kind.__module__, kind.__qualname__) is kind)
+    made_of = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # its args lack the file's name
+    args = [_plain(each) for each in made_of]
+    return {
+        "name": type(error).__name__,
+        "message": str(error),
+        "kind": [kind.__module__, kind.__qualname__],
+        "args": [str(error)] if UNKEPT in args else args,
+        "attributes": {name: plain for name, each in vars(error).items() if (plain := _plain(each)) is not UNKEPT},
+    }
+
+
+def restored(error: dict[str, Any]) -> Exception:
+    """Return a step's failure, the same in every run: of the kind that was raised, where that is a class of a module."""
+    module, name = error.get("kind") or ("builtins", error["name"])
+    kind, text = _found(module, name), f"{error['name']}: {error['message']}"
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
+        return Exception(error["message"] if error["name"] == "Exception" else text)
+    args = [unpack(each) for each in error.get("args") or [error["message"]]]
+    try:
+        # The author's constructor may take something else than what the exception is made of.
+        found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
+        vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
+        str(found)
+    except Exception:  # whatever the author's class does there
+        return Exception(text)
+    return remote_error(found) if isinstance(found, Failure) else found
+
+
+def _found(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return pack(value, "a part of an exception")
+    except Exception:  # it cannot be kept
+        return UNKEPT

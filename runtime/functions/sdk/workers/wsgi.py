@@ -3,10 +3,11 @@
 import asyncio
 import io
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from workers.entrypoint import wait_until
 from workers.request import Request
 from workers.response import Response
 
@@ -31,20 +32,43 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
     if not head:
         raise RuntimeError("the application returned without calling start_response")
     status, headers = head[0]
-    if first is None or status in (204, 205, 304):
+    if first is None or status in (204, 205, 304) or request.method == "HEAD":
         await asyncio.to_thread(_close, pieces)
         return Response(None, status, headers=headers)
-    return Response(_rest(pieces, iterator, first), status, headers=headers)
+    return Response(_Rest(pieces, iterator, first), status, headers=headers)
 
 
-async def _rest(pieces: Iterable[bytes], iterator: Iterator[bytes], first: bytes) -> AsyncIterator[bytes]:
-    piece: bytes | None = first
-    try:
-        while piece is not None:
-            yield piece
-            piece = await asyncio.to_thread(next, iterator, None)
-    finally:
-        await asyncio.to_thread(_close, pieces)
+class _Rest:
+    """The pieces of a response. Closed once, also where none of them was read."""
+
+    def __init__(self, pieces: Iterable[bytes], iterator: Iterator[bytes], first: bytes) -> None:
+        self._pieces = pieces
+        self._iterator = iterator
+        self._first: bytes | None = first
+        self._is_closed = False
+        self._reading: asyncio.Future[bytes | None] | None = None  # in a thread, which goes on when the reader leaves
+
+    def __aiter__(self) -> "_Rest":
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece, self._first = self._first, None
+        if piece is None:
+            self._reading = asyncio.ensure_future(asyncio.to_thread(next, self._iterator, None))
+            piece = await asyncio.shield(self._reading)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            wait_until(self._close())  # what it does there outlives the client
+
+    async def _close(self) -> None:
+        if self._reading is not None:
+            await asyncio.wait({self._reading})  # a generator that runs cannot be closed
+        await asyncio.to_thread(_close, self._pieces)
 
 
 def _close(pieces: Iterable[bytes]) -> None:

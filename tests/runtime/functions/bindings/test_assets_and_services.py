@@ -325,3 +325,37 @@ async def test_a_part_of_a_file_can_be_asked_for(
     assert (answer.status, await answer.text(), answer.headers.get("content-range")) == (status, body, said)
     stale = await assets.fetch("http://site/app.js", headers={"range": wanted, "if-range": '"other"'})
     assert stale.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("/a%20b.html", "/a%20b"),
+        ("/%C3%B6", "/%C3%B6/"),
+        ("/%C3%B6/index.html?q=%20", "/%C3%B6/?q=%20"),
+        ("/a%2520.html", "/a%2520"),
+    ],
+)
+async def test_the_way_to_a_page_is_encoded_once_and_leads_there(
+    wire: Wire, tmp_path: Path, path: str, location: str
+) -> None:
+    (tmp_path / "ö").mkdir()
+    for file in ("a b.html", "ö/index.html", "a%20.html"):
+        (tmp_path / file).write_text("page")
+    assets = (await wire(("assets", "ASSETS", {"directory": str(tmp_path)}))).env["ASSETS"]
+    answer = await assets.fetch(f"http://x{path}")
+    assert (answer.status, answer.headers["location"]) == (307, location)
+    assert await (await assets.fetch(f"http://x{location}")).text() == "page"
+
+
+async def test_rules_hold_for_encoded_addresses_however_they_are_written(wire: Wire, tmp_path: Path) -> None:
+    (tmp_path / "a b.html").write_text("page")
+    (tmp_path / "_redirects").write_text(
+        "/old/:name /new/:name 301\n/ä /ö 302\n/%C3%BC /%20 302\n/shown/:name /:name 200\n"
+    )
+    assets = (await wire(("assets", "ASSETS", {"directory": str(tmp_path)}))).env["ASSETS"]
+    ways = {"/old/a%20b": "/new/a%20b", "/old/%C3%B6": "/new/%C3%B6", "/%C3%A4": "/%C3%B6", "/%C3%BC": "/%20"}
+    for path, location in ways.items():
+        answer = await assets.fetch(f"http://x{path}")
+        assert (answer.headers["location"], answer.status in (301, 302)) == (location, True)
+    assert await (await assets.fetch("http://x/shown/a%20b.html")).text() == "page"

@@ -157,7 +157,7 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypat
 
     services = Services(databases=Databases())
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
-    bindings.start()
+    bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
     await asyncio.sleep(0.05)
     clock.now = NOON + 1
     await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])

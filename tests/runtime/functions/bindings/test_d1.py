@@ -157,6 +157,15 @@ async def test_what_sqlite_refuses_comes_in_the_platforms_shape(db: Face, sql: s
     assert (await db.prepare("SELECT 1 AS one").first("one")) == 1
 
 
+async def test_foreign_keys_cannot_be_switched_off_though_the_pragma_is_taken(db: Face) -> None:
+    await db.exec("CREATE TABLE a (id INTEGER PRIMARY KEY);\nCREATE TABLE b (a INTEGER REFERENCES a (id));")
+    for attempt in (db.prepare("PRAGMA foreign_keys = OFF").run(), db.exec("PRAGMA foreign_keys = 0")):
+        await attempt
+    with pytest.raises(Failure, match="FOREIGN KEY constraint failed"):
+        await db.batch([db.prepare("PRAGMA foreign_keys(off)"), db.prepare("INSERT INTO b VALUES (7)")])
+    assert await db.prepare("PRAGMA foreign_keys").first("foreign_keys") == 1
+
+
 @pytest.mark.parametrize(
     "sql",
     [
@@ -169,7 +178,6 @@ async def test_what_sqlite_refuses_comes_in_the_platforms_shape(db: Face, sql: s
         "PRAGMA writable_schema = ON",
         "PRAGMA temp_store_directory = '/etc'",
         "PRAGMA max_page_count = 1000000",
-        "PRAGMA foreign_keys = OFF",
         "PRAGMA user_version = 5",
         "SELECT load_extension('/tmp/evil.so')",
         "SELECT * FROM pragma_database_list",

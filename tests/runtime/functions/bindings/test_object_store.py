@@ -16,6 +16,7 @@ from runtime.functions.bindings.binding import BindingError, Services
 from runtime.functions.bindings.durable_objects import ObjectStorage
 from runtime.functions.bindings.object_file import ObjectFile
 from runtime.functions.bindings.object_store import ObjectKey, ObjectStore, Stale
+from runtime.functions.manifest import Manifest
 from wire.database import DatabaseError, Databases
 
 ID = "0" * 64
@@ -53,7 +54,7 @@ class Storage:
 @pytest.fixture
 async def binding(tmp_path: Path) -> AsyncIterator[ObjectStorage]:
     services = Services(databases=Databases(), functions=Functions(), max_bytes=1 << 20)  # type: ignore[arg-type]
-    yield ObjectStorage.of((), tmp_path, services)
+    yield ObjectStorage.of(Manifest("f", tmp_path, tmp_path / "entry.py"), tmp_path, services)
     await services.databases.close()
 
 

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.functions.bindings.object_migrations import migrate
+from runtime.functions.bindings.object_migrations import MigrationError, ObjectMigrations
 from runtime.functions.bindings.place import directory_of, name_of
 from runtime.functions.manifest_tables import Migration
 
@@ -35,9 +36,13 @@ def test_no_two_names_share_a_directory(names: list[str]) -> None:
 
 def migration(tag: str, renamed: dict[str, str] | None = None, deleted: tuple[str, ...] = ()) -> Any:
     renames = [{"from": old, "to": new} for old, new in (renamed or {}).items()]
-    import msgspec
-
     return msgspec.convert({"tag": tag, "renamed_classes": renames, "deleted_classes": [*deleted]}, Migration)
+
+
+def migrate(directory: Path, migrations: Any, classes: tuple[str, ...] = ()) -> None:
+    made = ObjectMigrations(directory, migrations, classes)
+    made.check()
+    made.carry_out()
 
 
 def classes(directory: Path) -> dict[str, str]:
@@ -62,10 +67,32 @@ def test_a_class_that_has_objects_is_not_overwritten_by_another(tmp_path: Path) 
     for name in ("A", "B"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    with pytest.raises(ValueError, match="has objects already"):
+    with pytest.raises(MigrationError, match="cannot rename the class A to B, which has objects already"):
         migrate(tmp_path, [migration("v1", {"A": "B"})])
     assert classes(tmp_path) == {"A": "A", "B": "B"}
     (tmp_path / "B" / "file").unlink()
     (tmp_path / "B").rmdir()
     migrate(tmp_path, [migration("v1", {"A": "B"})])
     assert classes(tmp_path) == {"B": "A"}, "what was refused is not held for done"
+
+
+def test_a_version_that_binds_a_class_that_is_gone_is_refused_before_anything_is_moved(tmp_path: Path) -> None:
+    first = [migration("v1", {"A": "B"}, ("C",))]
+    with pytest.raises(MigrationError, match="the class A was renamed to B by the migration v1"):
+        migrate(tmp_path, first, ("B", "A"))
+    assert not (tmp_path / "migrations.json").exists()
+    migrate(tmp_path, first, ("B",))
+    for name, became in (("A", "renamed to B by the migration v1"), ("C", "deleted by the migration v1")):
+        with pytest.raises(MigrationError, match=f"the class {name} was {became}"):
+            ObjectMigrations(tmp_path, [], [name]).check()
+    again = msgspec.convert({"tag": "v2", "new_sqlite_classes": ["A"]}, Migration)
+    migrate(tmp_path, [*first, again], ("A", "B"))
+    ObjectMigrations(tmp_path, first, ["A", "B"]).check()
+
+
+def test_tags_that_were_noted_before_classes_were_are_still_known(tmp_path: Path) -> None:
+    (tmp_path / "migrations.json").write_text('["v1"]')
+    made = ObjectMigrations(tmp_path, [migration("v1", {"A": "B"}), migration("v2", {"B": "D"})], ["D"])
+    assert [each.tag for each in made.pending] == ["v2"]
+    made.carry_out()
+    assert (made.record().done, sorted(made.record().gone)) == (["v1", "v2"], ["B"])

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,8 +166,79 @@ async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire
     await first.close()
     second = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: handler.bodies == ["job"])
-    assert handler.batches[0][0]["attempts"] == 2
+    assert handler.batches[0][0]["attempts"] == 1  # it was the site that cut it off
     await second.close()
+
+
+async def test_a_consumer_that_is_stopped_finishes_its_batch_and_takes_no_other(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(QUEUE)
+    started, may_end, handler = asyncio.Event(), asyncio.Event(), Handler()
+
+    async def slow(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        started.set()
+        await may_end.wait()
+        return await handler(queue, messages)
+
+    queue = queue_of(wired, tmp_path)
+    consumer = QueueConsumer(queue, slow, SOON)
+    await wired.env["QUEUE"].send("job")
+    await asyncio.wait_for(started.wait(), 5)
+    consumer.stop()
+    await wired.env["QUEUE"].send("another")
+    may_end.set()
+    await eventually(lambda: handler.bodies == ["job"])
+    async with asyncio.timeout(5):
+        while await queue.depth() != 1:
+            await asyncio.sleep(0.01)
+    await consumer.close()
+    assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"\xa7another", 1)]
+
+
+async def test_messages_given_back_twice_are_given_back_once(tmp_path: Path) -> None:
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20)
+    await queue.put([(b"\x01", 0.0)])
+    taken = await queue.take(9)
+    await queue.give_back(taken, 0.0)
+    await queue.give_back(taken, 60.0)
+    again = await queue.take(9)
+    assert [message.attempts for message in again] == [1]
+    await queue.give_back(taken, 0.0)
+    await queue.close()
+
+
+@pytest.mark.parametrize("decided", [None, 7, {"retried": 1}, {"retried": [1]}, {"retried": [{}]}, {"acked": []}])
+async def test_a_batch_that_fails_comes_again_where_its_decisions_make_no_sense(tmp_path: Path, decided: Any) -> None:
+    queue, seen = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), list[int]()
+
+    async def fail(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.extend(message["attempts"] for message in messages)
+        raise Failure("it fails", value=decided)
+
+    await queue.put([(b"\x01", 0.0)])
+    consumer = QueueConsumer(queue, fail, SOON._replace(max_retries=1))
+    await eventually(lambda: seen == [1, 2])
+    await empty(queue)
+    await consumer.close()
+    await queue.close()
+
+
+async def test_what_was_decided_before_a_handler_failed_holds(tmp_path: Path) -> None:
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20)
+    failed = asyncio.Event()
+
+    async def fail(queue: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        failed.set()
+        raise Failure("it fails", value={"retried": [{"id": messages[1]["id"], "delay_s": 600}]})
+
+    await queue.put([(b"\x01", 0.0), (b"\x02", 0.0)])
+    consumer = QueueConsumer(queue, fail, SOON)
+    await asyncio.wait_for(failed.wait(), 5)
+    async with asyncio.timeout(5):
+        while await queue.depth() != 1:
+            await asyncio.sleep(0.01)
+    assert 500 < (await queue.due_in_s(1, 0.0) or 0) <= 600
+    await consumer.close()
+    await queue.close()
 
 
 async def test_a_function_cannot_delay_or_acknowledge_nonsense(wire: Wire, tmp_path: Path) -> None:
@@ -230,15 +303,33 @@ async def test_a_full_queue_says_so(wire: Wire) -> None:
     assert caught.value.status == 507
 
 
-class Site:
-    """Functions of which one consumes."""
+def asked(handler: Handler) -> Any:
+    """A version whose queue handler this is."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    async def ask(event: QueueEvent) -> ExchangeResult:
+        return ExchangeResult(await handler(event.queue, event.messages), None)
 
-    async def ask(self, function: str, event: QueueEvent) -> ExchangeResult:
-        assert (function, event.queue) == ("hello", "jobs")
-        return ExchangeResult(await self._handler(event.queue, event.messages), None)
+    return ask
+
+
+async def test_a_version_that_may_not_consume_one_of_its_queues_takes_none_from_the_version_before(
+    tmp_path: Path,
+) -> None:
+    before, after, services = Handler(), Handler(), Services(databases=Databases())
+    manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (), consumers=(Declared(queue="jobs"),))
+    old = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    old.start(asked(before))
+    other = QueueConsumer(Queue.of("others", tmp_path, services), Handler(), SOON, function="other")
+    more = replace(manifest, consumers=(Declared(queue="jobs"), Declared(queue="others")))
+    new = FunctionBindings.open(tmp_path, services, more, SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(BindingError, match="'others' is consumed by the function 'other' already"):
+        new.start(asked(after))
+    await new.close()
+    await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0)] * 10)
+    await eventually(lambda: len(before.bodies) == 10)
+    await other.close()
+    await old.close()
+    await services.databases.close()
 
 
 async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path: Path) -> None:
@@ -246,8 +337,8 @@ async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path
     declared = Declared(queue="jobs", max_batch_size=2, max_batch_timeout=0)
     producer = BindingDeclaration("queue_producer", "QUEUE", {"queue": "jobs"})
     manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (producer,), consumers=(declared,))
-    bindings = FunctionBindings.open(tmp_path, services, manifest, Site(handler))  # type: ignore[arg-type]
-    bindings.start()
+    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    bindings.start(asked(handler))
     await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0), (b"\x02", 0.0)])
     await eventually(lambda: handler.bodies == [1, 2])
     await bindings.close()
@@ -423,7 +514,7 @@ async def test_what_is_settled_is_gone_or_comes_again_after_its_delay(tmp_path: 
     a, b, c = await queue.take(3)
     queue.news.clear()
     await queue.settle([a.id], [(b.id, 10.0)])
-    await queue.settle([], [(c.id, 10.0)], is_counted=False)
+    await queue.give_back([c], 10.0)
     assert queue.news.is_set()
     assert (await queue.depth(), await queue.take(9)) == (2, [])
     now_s = 1010.0
@@ -490,5 +581,5 @@ async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(
     await asyncio.sleep(0)
     may_go_on.set()
     await closing
-    assert (handler.bodies, [message.attempts for message in await take(9)]) == ([], [2])
+    assert (handler.bodies, [message.attempts for message in await take(9)]) == ([], [1])
     await queue.close()

@@ -60,3 +60,48 @@ def test_a_migration_that_fails_leaves_nothing_of_itself(here: tuple[str, str]) 
         run("d1", "migrations", "apply", "shop", *here)
     (folder / "0001_bad.sql").write_text("CREATE TABLE t (a);")
     assert "applied" in run("d1", "migrations", "apply", "shop", *here)
+
+
+def test_migrations_are_applied_by_their_numbers(here: tuple[str, str]) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    for name in ("10_last.sql", "2_second.sql", "1_first.sql", "seed.sql"):
+        (folder / name).write_text(f"CREATE TABLE IF NOT EXISTS t (name); INSERT INTO t VALUES ('{name}');")
+    expected = ["1_first.sql", "2_second.sql", "10_last.sql", "seed.sql"]
+    assert run("d1", "migrations", "list", "shop", *here).split() == expected
+    assert run("d1", "migrations", "apply", "shop", *here).split() == [
+        word for name in expected for word in (name, "applied")
+    ]
+
+
+def test_a_migration_and_a_script_may_have_any_number_of_statements_and_are_whole_or_nothing(
+    here: tuple[str, str],
+) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    many = "CREATE TABLE t (a);\n" + "INSERT INTO t VALUES (1);\n" * 1500
+    (folder / "0001_many.sql").write_text(many + "INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match="no such table: nowhere"):
+        run("d1", "migrations", "apply", "shop", *here)
+    (folder / "0001_many.sql").write_text(many)
+    run("d1", "migrations", "apply", "shop", *here)
+    script = Path(here[1]) / "script.sql"
+    script.write_text("INSERT INTO t VALUES (2);\n" * 1500 + "INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(CliError, match="no such table: nowhere"):
+        run("d1", "execute", "shop", "--file", str(script), *here)
+    script.write_text("INSERT INTO t VALUES (2);\n" * 1500)
+    assert run("d1", "execute", "shop", "--file", str(script), *here) == "1500 statements\n"
+    counted = run("d1", "execute", "shop", "--json", "--command", "SELECT a, count(*) AS n FROM t GROUP BY a", *here)
+    assert counted.strip() == '[{"a": 1, "n": 1500}, {"a": 2, "n": 1500}]'
+
+
+def test_a_migration_may_say_the_pragma_of_foreign_keys_and_hears_that_it_has_no_effect(
+    here: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(here[1]) / "changes"
+    folder.mkdir()
+    (folder / "0001_rebuild.sql").write_text("PRAGMA foreign_keys=OFF;\nCREATE TABLE t (a);\nPRAGMA foreign_keys=ON;\n")
+    run("d1", "migrations", "apply", "shop", *here)
+    assert run("d1", "execute", "shop", "--json", "--command", "PRAGMA foreign_keys", *here).strip() == (
+        '[{"foreign_keys": 1}]'
+    )

@@ -21,6 +21,7 @@ from edge_router.site_clocks import SiteClocks
 from runtime.cli.api import Api
 from runtime.cli.errors import CliError
 from runtime.functions.bindings.kv import SCHEMA
+from runtime.functions.bindings.queues import Queue
 from runtime.functions.cli.deploy import deploy, rollback, tail, versions
 from runtime.functions.host import deployed
 from tests.asgi import call, eventually
@@ -129,6 +130,24 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     await network.site.is_idle()
 
 
+async def test_a_deployment_says_what_it_waits_for_while_it_waits(
+    network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.functions.cli.deploy.PROGRESS_S", 0.01)
+    network.write("one")
+    await network.deploy()
+    said = capsys.readouterr().out.splitlines()
+    waiting = [line for line in said if line.startswith("greeter: its sites start it and call GET /")]
+    assert (waiting[0], waiting[-1].endswith(" s so far")) == ("greeter: its sites start it and call GET /", True)
+    assert "greeter: version 1 has 100 %" in said
+    (network.folder / "requirements.txt").write_text("a==1\nb==1\nc==1\nd==1\n")
+    monkeypatch.setattr(
+        network.api, "send", lambda *sent: {"revision": 1, "versions": [], "shares": [], "name": "greeter"}
+    )
+    await network.deploy()
+    assert "its sites install 4 packages (a==1, b==1, c==1, ...), start it" in capsys.readouterr().out
+
+
 async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
     network: Network, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +208,9 @@ async def test_a_share_of_the_clients_gets_the_new_version_and_keeps_it(network:
     assert [path.name for path in kept.iterdir()] == ["kept"]  # both versions have the same state
 
 
-async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(network: Network) -> None:
+async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
+    network: Network, tmp_path: Path
+) -> None:
     network.write("one", manifest=MANIFEST + '[[queues.consumers]]\nqueue = "jobs"\n')
     await network.deploy()
     for source, sentence in (
@@ -206,8 +227,8 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(n
     with pytest.raises(Exception, match="bad-name"):
         await network.deploy()
     assert (await network.ask()).body == b"one"
-    bindings = network.site.app.functions.served.functions._bindings
-    assert [each._consumers != [] for each in bindings.values()] == [True]
+    queue = Queue.of("jobs", tmp_path / "state", network.site.app.functions.served._services)
+    assert queue.consumer is not None
 
 
 async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_refuses_one(network: Network) -> None:
@@ -266,6 +287,54 @@ async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_
     answer = await network.ask(name="squatter")
     assert (answer.status, "which is the function greeter's" in answer.json["error"]["message"]) == (500, True)
     assert [name.partition("@")[0] for name in served.functions.pools] == ["greeter"]
+
+
+OBJECTS = """
+from workers import DurableObject, Response, WorkerEntrypoint
+
+class NAME(DurableObject):
+    async def add(self):
+        self.ctx.storage.kv.put("n", (self.ctx.storage.kv.get("n") or 0) + 1)
+        return self.ctx.storage.kv.get("n")
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        if "host: health" in str(dict(request.headers)) or request.url.startswith("http://health"):
+            return Response("healthy")
+        return Response(str(await self.env.ROOMS.getByName("one").add()))
+"""
+ROOMS = (
+    'name = "greeter"\nmain = "entry.py"\n[[durable_objects.bindings]]\nname = "ROOMS"\nclass_name = "NAME"\n'
+    '[[migrations]]\ntag = "v1"\nnew_sqlite_classes = ["Room"]\n'
+)
+RENAMES = '[[migrations]]\ntag = "v2"\nrenamed_classes = [{ from = "Room", to = "Lobby" }]\n'
+
+
+async def test_a_class_of_objects_is_renamed_when_the_version_takes_the_traffic(network: Network) -> None:
+    def write(name: str, more: str = "", comment: str = "") -> None:
+        network.write("", OBJECTS.replace("NAME", name) + comment, ROOMS.replace("NAME", name) + more)
+
+    write("Room")
+    await network.deploy()
+    assert [(await network.ask()).body for _ in range(2)] == [b"1", b"2"]
+    write("Lobby", RENAMES)
+    with pytest.raises(CliError, match="the migration v2 of version 2 of greeter renames or deletes classes"):
+        await network.deploy(10.0)
+    assert (await network.ask()).body == b"3"
+    await network.deploy()
+    assert (await network.ask()).body == b"4"
+    with pytest.raises(
+        CliError, match=r"nothing was changed: .* the class Room was renamed to Lobby by the migration v2"
+    ):
+        await asyncio.to_thread(rollback, network.api, "greeter", 1)
+    assert (await network.ask()).body == b"5"
+    write("Room", "", "# once more\n")
+    with pytest.raises(CliError, match="the class Room was renamed to Lobby by the migration v2"):
+        await network.deploy()
+    assert (await network.ask()).body == b"6"
+    write("Lobby", RENAMES, "# a gradual one, whose migrations are done\n")
+    await network.deploy(50.0)
+    assert (await network.ask()).body == b"7"
 
 
 async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(

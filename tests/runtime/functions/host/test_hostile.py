@@ -225,14 +225,14 @@ async def test_a_function_reads_nothing_of_its_neighbours_or_the_sites(sites: Si
     source = hostile("return Response(open(request.headers['x-path']).read())")
     served = sites[tier]
     served.add(source, "bad", limits={})
-    secret = served._folder / "secret"
+    secret = served.folder / "secret"
     secret.write_text("the site's own")
     secret.chmod(0o600)
     for path in (str(secret), "/etc/shadow"):
         fault = await fault_of(served, headers=[("x-path", path)])
         assert fault.name in ("PermissionError", "FileNotFoundError")
     if tier == 2:  # other users' readable files are hidden too
-        neighbour = str(served._folder / "good/src/entry.py")
+        neighbour = str(served.folder / "good/src/entry.py")
         for path in (neighbour, "/etc/passwd", "/proc/1/environ"):
             assert (await fault_of(served, headers=[("x-path", path)])).name == "FileNotFoundError"
 
@@ -376,8 +376,11 @@ return Response(f"{len(ends)} {held}")
     assert held < 128 * 1.5 * WMEM_DEFAULT
 
 
-async def test_a_manifest_lowers_the_sites_cpu_time_and_does_not_raise_it(sites: Sites) -> None:
+async def test_a_manifest_lowers_the_sites_limits_and_does_not_raise_them(sites: Sites) -> None:
     served = sites[2]
+    for name, wanted, given in (("few", 2, 2), ("many", 5000, 1000)):
+        served.add(GOOD, name, manifest=f"[limits]\nsubrequests = {wanted}")
+        assert served.functions.pools[name].factory.limits.subrequests == given
     for name, wanted, given in (("low", 50, 50), ("high", 300_000, 3000)):
         served.add(GOOD, name, manifest=f"[limits]\ncpu_ms = {wanted}", limits={"cpu_ms": 3000})
         assert served.functions.pools[name].factory.limits.cpu_ms == given

@@ -1,6 +1,7 @@
 """Of a function's versions one has the function's queues, clocks and bindings at a time."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from runtime.functions.host.site import SiteFunctions
@@ -13,7 +14,7 @@ class Bindings:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def start(self) -> None:
+    def start(self, ask: Any) -> None:
         self.told.append("start")
 
     async def stop(self) -> None:
@@ -22,7 +23,7 @@ class Bindings:
 
 async def test_the_version_before_stops_when_another_is_live() -> None:
     functions, versions = SiteFunctions(), {"f@1": Bindings(), "f@2": Bindings()}
-    functions._bindings = cast("Any", versions)
+    functions.pools = cast("Any", {name: SimpleNamespace(bindings=bindings) for name, bindings in versions.items()})
     for pool in ("f@1", "f@1", "f@2", "f@1"):
         functions.live("f", pool)
         assert functions.names == {"f": pool}

@@ -105,7 +105,7 @@ async def test_objects_live_in_the_oldest() -> None:
 async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
     pool = Pool(*(isolate(1, 2) for _ in range(3)))
     made = pool.pool
-    made.num_asked = made.num_failed = 0
+    made.num_asked = made.num_failed = made._num_open = 0
     made.manifest = cast("Any", SimpleNamespace(name="hello"))
 
     async def nothing() -> None: ...
@@ -114,3 +114,4 @@ async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
     with pytest.raises(Failure, match="'hello' has as many WebSockets open as it may") as refused:
         await made.ask(cast("Any", None), is_socket=True)
     assert refused.value.status == 503
+    assert made._num_open == 0

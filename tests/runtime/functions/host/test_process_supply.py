@@ -29,7 +29,9 @@ class Supply:
             return other
 
         self.supply._interpreters = cast("Any", SimpleNamespace(wanted_by=wanted_by))
-        self.supply._layers = cast("Any", SimpleNamespace(use=lambda *noted: self.used.append(noted)))
+        self.released: list[object] = []
+        layers = SimpleNamespace(use=lambda *noted: self.used.append(noted), release=self.released.append)
+        self.supply._layers = cast("Any", layers)
         self.manifest = Manifest("hello", folder, folder / "main.py", ())
 
 
@@ -53,12 +55,23 @@ def test_packages_are_installed_where_a_function_asks_for_some_and_brings_none(
     assert (provision.context.tier, provision.context.scratch) == (tier, tmp_path / "state" / "scratch")
     provision.use()
     is_noted = asks and not brings
-    assert made.used == ([("hello@1", ("numpy==2.0",), "3.99" if has_other else OWN)] if is_noted else [])
+    assert [noted[1:] for noted in made.used] == ([(("numpy==2.0",), "3.99" if has_other else OWN)] if is_noted else [])
+
+
+def test_a_pool_that_ends_releases_nothing_of_another_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("numpy==2.0\n")
+    made = Supply(tmp_path)
+    first, second = (made.supply.provide("hello@1", made.manifest, ()) for _ in range(2))
+    first.use()
+    second.use()
+    first.release()
+    assert made.used[0][0] is not made.used[1][0]
+    assert made.released == [made.used[0][0]]
 
 
 def test_every_pool_has_a_user_of_its_own(tmp_path: Path) -> None:
     made = Supply(tmp_path)
-    assert len({made.supply.provide("p", made.manifest, ()).context.uid for _ in range(3)}) == 3
+    assert len({made.supply.provide("p", made.manifest, ()).context.user.id for _ in range(3)}) == 3
 
 
 @pytest.mark.parametrize(("asks", "is_used"), [(False, True), (True, True), (True, False)])

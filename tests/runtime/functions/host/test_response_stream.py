@@ -60,7 +60,8 @@ class Answer:
         ends_at = None if within_s is None else asyncio.get_running_loop().time() + within_s
         self.stream = ResponseStream(cast(Any, self.isolate), cast(Any, self.body), ends_at, self._end)
 
-    def _end(self) -> None:
+    def _end(self, stream: ResponseStream) -> None:
+        assert stream is self.stream
         self.num_ended += 1
 
     async def read(self) -> int:

@@ -214,6 +214,14 @@ async def test_a_replaced_function_closes_its_sockets_with_1012(server: Site) ->
         assert await closed(socket) == (1012, "the function is being replaced")
 
 
+async def test_a_replaced_function_closes_its_sockets_though_other_work_of_it_goes_on(server: Site) -> None:
+    functions = server.app.functions.served
+    with functions.functions.version("f").held():
+        async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
+            functions.add(load_manifest(functions.manifests["f"][0].directory))
+            assert await closed(socket) == (1012, "the function is being replaced")
+
+
 async def test_a_socket_outlives_the_time_for_idle_connections(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

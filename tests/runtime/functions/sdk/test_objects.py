@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from runtime.functions.bindings.binding import Services
+from runtime.functions.bindings.object_migrations import MigrationError
 from runtime.functions.function_bindings import FunctionBindings
 from runtime.functions.host.faults import Fault
 from tests.asgi import eventually
@@ -302,26 +303,29 @@ class Counter(DurableObject):
         assert await ask(served, "/works") is True
 
 
-async def test_a_new_version_of_a_function_makes_the_old_instance_stale(site: Make) -> None:
+async def test_an_object_goes_to_a_new_version_of_its_function_when_its_work_has_ended(
+    site: Make, tmp_path: Path
+) -> None:
     waits = """
 class Counter(DurableObject):
     async def slow(self):
         await self.ctx.storage.put("n", 1)
-        await asyncio.sleep(1)
+        while await self.ctx.storage.get("n") == 1:
+            await asyncio.sleep(0.01)
         await self.ctx.storage.put("n", 99)
 
     async def quick(self):
         value = (await self.ctx.storage.get("n") or 0) + 1
         await self.ctx.storage.put("n", value)
-        return value
+        return [value, VERSION]
 """
-    async with site(waits) as served:
+    async with site("VERSION = 1" + waits) as served:
         slow = asyncio.ensure_future(ask(served, "/slow"))
-        await asyncio.sleep(0.5)
-        served.add(START + waits, manifest=MANIFEST)
-        assert await ask(served, "/quick") == 2
-        assert "was replaced" in (await slow)["error"]
-        assert await ask(served, "/quick") == 3
+        await eventually(lambda: (tmp_path / "state/bindings/durable_object/f/Counter").is_dir())
+        served.add(START + "VERSION = 2" + waits, manifest=MANIFEST)
+        assert (await ask(served, "/quick"))[1] == 1
+        await slow
+        assert await ask(served, "/quick") == [100, 2]
 
 
 ALARMS = """
@@ -462,3 +466,69 @@ async def test_a_renamed_class_keeps_its_objects_and_a_deleted_one_loses_them(si
     deleted = renamed + '[[migrations]]\ntag = "v3"\ndeleted_classes = ["Tally"]\n'
     async with site(KEYS.replace("class Counter", "class Tally"), deleted) as served:
         assert await ask(served, "/increment") == 1
+
+
+RENAMED = MANIFEST.replace('class_name = "Counter"', 'class_name = "Tally"') + (
+    '[[migrations]]\ntag = "v2"\nrenamed_classes = [{ from = "Counter", to = "Tally" }]\n'
+)
+TALLY = KEYS.replace("class Counter", "class Tally")
+
+
+async def test_a_class_is_renamed_when_the_version_that_says_so_is_served(site: Make) -> None:
+    source = (
+        KEYS
+        + """
+    async def forever(self):
+        await asyncio.Event().wait()
+"""
+    )
+    async with site(source) as served:
+        assert [await ask(served, "/increment") for _ in range(2)] == [1, 2]
+        running = asyncio.create_task(ask(served, "/forever"))
+        await eventually(
+            lambda: served.functions.pools["f"].isolates.load == 2
+        )  # the request, and the call of its object
+        served.add(START + TALLY, manifest=RENAMED)
+        assert await ask(served, "/increment") == 3
+        served.add(START + TALLY + "# again\n", manifest=RENAMED)
+        assert await ask(served, "/increment") == 4
+        with pytest.raises(MigrationError, match="the class Counter was renamed to Tally by the migration v2"):
+            served.add(START + source, manifest=MANIFEST)
+        assert await ask(served, "/increment") == 5
+        running.cancel()
+        await asyncio.wait({running})
+    async with site(TALLY, RENAMED) as served:
+        assert await ask(served, "/increment") == 6
+
+
+async def test_a_class_that_is_deleted_while_it_is_served_loses_its_objects_and_their_alarms(
+    site: Make, tmp_path: Path
+) -> None:
+    alarmed = (
+        KEYS
+        + """
+    async def later(self):
+        await self.ctx.storage.setAlarm(4_000_000_000_000)
+
+    async def alarmed(self):
+        return await self.ctx.storage.getAlarm()
+"""
+    )
+    async with site(alarmed) as served:
+        await ask(served, "/increment")
+        await ask(served, "/later")
+        served.add(START + alarmed.replace("class Counter", "class Tally"), manifest=RENAMED)
+        assert await ask(served, "/alarmed") == 4_000_000_000_000
+        assert alarms_in(tmp_path) == ["Tally"]
+        deleted = RENAMED.replace('class_name = "Tally"', 'class_name = "New"')
+        deleted += '[[migrations]]\ntag = "v3"\ndeleted_classes = ["Tally"]\n'
+        served.add(START + alarmed.replace("class Counter", "class New"), manifest=deleted)
+        assert await ask(served, "/increment") == 1
+        await eventually(lambda: not (tmp_path / "state/bindings/durable_object/f/Tally").exists())
+        await eventually(lambda: alarms_in(tmp_path) == [])
+
+
+def alarms_in(tmp_path: Path) -> list[str]:
+    connection = sqlite3.connect(tmp_path / "state/bindings/durable_object/f/alarms.sqlite")
+    with closing(connection):
+        return [row[0] for row in connection.execute("SELECT class FROM alarms")]

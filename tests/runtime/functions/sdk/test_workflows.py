@@ -230,3 +230,85 @@ class Flow(WorkflowEntrypoint):
         await served.get("/terminate")
         await until(served, "terminated")
         assert await notes(served) == ["begin", "begin"]
+
+
+async def replayed(served: Served) -> None:
+    """Run the workflow anew from its start: it waits in memory by now."""
+    await served.get("/pause")
+    await served.get("/resume")
+
+
+async def test_an_event_that_came_too_late_is_too_late_in_every_run(site: Make) -> None:
+    source = """
+class Flow(WorkflowEntrypoint):
+    async def run(self, event, step):
+        got = []
+        for name, timeout in (("first", 50), ("second", "1 hour")):
+            try:
+                got.append((await step.wait_for_event(name, "go", timeout=timeout)).payload["n"])
+            except Exception as error:
+                got.append(f"{type(error).__name__}: {error}")
+                await note("late")
+            await step.sleep(name, 3000)
+        return got
+"""
+    async with site(source) as served:
+        await served.get("/create")
+        async with asyncio.timeout(30):
+            while await notes(served) != ["late"]:
+                await asyncio.sleep(0.01)
+        await served.get("/event?type=go&n=1")
+        await replayed(served)
+        late = "WorkflowTimeoutError: no event 'go' has come for the step 'first' in time"
+        assert (await until(served, "complete", "errored"))["output"] == [late, "1"]
+        assert set(await notes(served)) == {"late"}
+
+
+async def test_a_step_fails_in_the_same_way_in_every_run(site: Make) -> None:
+    source = """
+class MyError(Exception):
+    def __init__(self, amount):
+        super().__init__(f"no {amount} left")
+        self.amount = amount
+
+class Strange(MyError):
+    def __str__(self):
+        return f"strange {self.amount}"
+
+class Flow(WorkflowEntrypoint):
+    async def run(self, event, step):
+        class Local(ValueError):
+            pass
+        class Nameless(Exception):
+            pass
+        errors = [MyError(5), Strange(6), KeyError("key"), OSError(2, "gone", "file"), Local("local"), Nameless("none"), Exception("plain"),
+                  UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), MyError(object())]
+        found = []
+        for number, error in enumerate(errors):
+            async def fail(error=error):
+                raise error
+            try:
+                await step.do(f"fail {number}", fail, config={"retries": {"limit": 0}})
+            except Exception as caught:
+                fields = [repr(getattr(caught, name, None)) for name in ("amount", "errno", "filename")]
+                found.append([type(caught).__name__, str(caught), *fields])
+        await env.KV.put("run " + ("second" if await env.KV.get("run first") else "first"), json.dumps(found))
+        await note("rests")
+        await step.sleep("rest", 3000)
+        return [json.loads(await env.KV.get(key)) for key in ("run first", "run second")]
+"""
+    async with site(source) as served:
+        await served.get("/create")
+        async with asyncio.timeout(30):
+            while await notes(served) != ["rests"]:
+                await asyncio.sleep(0.01)
+        await replayed(served)
+        first, second = (await until(served, "complete", "errored"))["output"]
+        assert first == second
+        assert [each[:2] for each in first[:-1]] == [
+            ["MyError", "no 5 left"], ["Strange", "strange 6"], ["KeyError", "'key'"], ["FileNotFoundError", "[Errno 2] gone: 'file'"],
+            ["ValueError", "local"], ["Exception", "Nameless: none"], ["Exception", "plain"],
+            ["UnicodeDecodeError", "'utf-8' codec can't decode byte 0x78 in position 0: bad"],
+        ]  # fmt: skip
+        assert (first[0][2], first[3][3:]) == ("5", ["2", "'file'"])
+        assert first[-1][0] == "MyError"
