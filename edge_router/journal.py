@@ -286,12 +286,15 @@ class Journals:
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
         """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
-        OSError."""
+        OSError for a folder that cannot be read."""
         found = sorted(self._files(), key=lambda file: file[0])
         total = sum(size for _, size, _ in found)
         for changed_s, size, path in found:
-            if (total > max_bytes or self._clock() - changed_s > keep_s) and _delete_if_free(path):
-                total -= size
+            if total > max_bytes or self._clock() - changed_s > keep_s:
+                try:
+                    total -= size if _delete_if_free(path) else 0
+                except OSError as error:
+                    log.error("the durable stream %s, which is over, cannot be deleted: %s", path, error)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         for path in self._folder.iterdir():
@@ -306,11 +309,13 @@ def _delete_if_free(path: Path) -> bool:
         journal = JournalFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         return True
-    if not journal.take():
-        journal.close()
+    try:
+        if journal.take():
+            journal.path.unlink(missing_ok=True)
+            return True
         return False
-    journal.remove()
-    return True
+    finally:
+        journal.close()
 
 
 def _framed(entry: Entry) -> bytes:

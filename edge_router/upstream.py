@@ -18,6 +18,7 @@ from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
 from edge_router.site_failure import SiteFailed, raise_refusal
 from sites.network import RelayConfig
+from wire import background
 from wire.continuation import RESUME_POINTS
 from wire.headers import REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
 from wire.http.client import (
@@ -365,15 +366,14 @@ class Upstream:
 
     async def __aenter__(self) -> "Upstream":
         self.silence.watched.add(self)
-        self._watch = asyncio.create_task(self.silence.run())
+        self._watch = background.start(self.silence.run, "the watch over silent streams")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._watch is not None
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        await background.stop(self._watch)
         self.pool.close()
 
     def look(self, now: float, awake_since: float) -> None:

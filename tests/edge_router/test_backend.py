@@ -1,6 +1,7 @@
 """A site's state, round trip and what was sent there since it last spoke: all by rules, with a clock that only tests move."""
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from edge_router.rtt import RoundTrip, seed_rtt_ms
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
+from wire import background
 from wire.prefixes import encode_prefixes
 from wire.status import Place, SiteStatus, decode_status, encode_status
 
@@ -254,6 +256,29 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
     # The others wait for their turn, spread over the next four seconds; from then on all are asked once in five.
     assert sorted(slept)[-1001:] == pytest.approx([5.0] * 1001)
     assert sum(1 < seconds <= 2 for seconds in slept) == pytest.approx(1000, abs=1)
+
+
+async def test_a_site_whose_status_cannot_be_taken_in_keeps_no_other_from_being_probed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}, health=asdict(HEALTH))
+    backends, asked, both = static_backends(net, Clock()), Counter[str](), asyncio.Event()
+
+    def raises(status: object, asked_at: float) -> None:
+        raise ZeroDivisionError("of what it published")
+
+    async def fetch(url: str, site: str) -> ProbeReply:
+        asked[site] += 1
+        if min(asked["ams1"], asked["iad1"]) >= 3:
+            both.set()
+        return ProbeReply(encode_status(site_status(site, asked[site])), 200, 1)
+
+    monkeypatch.setattr(backends["ams1"], "answered", raises)
+    monitor = HealthMonitor(backends.values(), fetch, HEALTH, Clock(), lambda seconds: asyncio.sleep(0))
+    async with background.running(monitor.run, "probes"), asyncio.timeout(20):
+        await both.wait()
+    assert (backends["ams1"].state, backends["iad1"].state) == ("unhealthy", "healthy")
+    assert "of what it published" in caplog.text
 
 
 def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:

@@ -422,6 +422,28 @@ async def test_it_sweeps_again_after_a_sweep_that_failed(
     journals.close()
 
 
+def test_a_journal_that_cannot_be_deleted_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journals, take = Journals(tmp_path, lambda: 2e9), JournalFile.take
+    names = ["0" * 32, "1" * 32, "2" * 32]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+
+    def failing(file: JournalFile) -> bool:
+        if file.path.name == names[0]:
+            raise OSError("a lock that the disk does not give")
+        return take(file)
+
+    monkeypatch.setattr(JournalFile, "take", failing)
+    before = len(os.listdir("/proc/self/fd"))
+    journals.sweep(1.0, 1e9)
+    assert [path.name for path in tmp_path.iterdir()] == [names[0]]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "a lock that the disk does not give" in caplog.text
+    journals.close()
+
+
 def test_a_folder_of_journals_needs_the_networks_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for secret, folder, complaint in (
