@@ -71,11 +71,13 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that."""
+        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that. While
+        none says so, those that have never published anything: that the others do not have the function is no word on whether it is there."""
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
             name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
-            asked = [backend for backend in asked if name in backend.published.functions] or asked
+            saying_so = [backend for backend in asked if name in backend.published.functions]
+            asked = saying_so or [backend for backend in asked if backend.status is None] or asked
         views = [backend.view() for backend in asked]
         if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
             views = [view for view in views if view.name in holders]
