@@ -171,8 +171,8 @@ class SiteSelector:
             self._sessions.learn(proxied.request.conversation, preference.backend.name)
             if response.body is None and proxied.is_at_first_try:
                 self._metrics.first_token(preference, elapsed_s)
-                if proxied.request.model is not None:
-                    self.backends[preference.backend.name].first_token(preference.expected_ms, 1000 * elapsed_s)
+                if (expected_ms := proxied.expected_ms(preference)) is not None:
+                    self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed]) -> ApiError:
         if (allowed := self._allowed(request)) is not None:

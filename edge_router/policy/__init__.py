@@ -65,6 +65,9 @@ class BackendView(msgspec.Struct, frozen=True):
         0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    proven_lateness_ms: float = (
+        0.0  # the same as more than one answer has shown: what moves a conversation away from its cache
+    )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
