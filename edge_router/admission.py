@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from edge_router.quotas.lease_store import LeaseKey
 from edge_router.quotas.shared import QuotaLease, SharedQuotas
-from edge_router.request import Head, is_of_a_site
+from edge_router.request import Head, speaks_for_an_account
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
@@ -45,7 +45,7 @@ class AdmissionFilter:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
             head.holder = self.access.find(head.key)
-        elif self._secret and head.has(HOP) and is_of_a_site(head, self._secret):
+        elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
             head.holder = self.access.of_account(head.header(ACCOUNT))
         else:
             head.holder = self.access.holder(head.header("authorization"))
