@@ -89,11 +89,17 @@ class Backend:
         self._view = None
         try:
             yield ticket
-            if not ticket.has_answered:  # nothing came: a client that leaves ends the scope by an exception
+            # Nothing came: a client that leaves ends the scope by an exception.
+            if not (ticket.has_answered or ticket.is_undecided):
                 self.ejection.failed()
         finally:
             self.open.discard(ticket)
             self.settled(ticket)
+
+    def failed_plainly(self) -> None:
+        """Count a failure that was the site's own: another one has answered the request."""
+        self.ejection.failed()
+        self._view = None
 
     def settled(self, ticket: "Ticket") -> None:
         """A request's prompt waits there no longer."""
@@ -206,6 +212,7 @@ class Ticket:
     late_at: float | None  # when its answer should have begun; None: how long it takes says nothing about the queue
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
+    is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
         """The site has begun to answer: what keeps those that were sent before is not its queue."""

@@ -179,6 +179,9 @@ class Proxy:
             with backend.inflight(tokens, attempt.site_lost, expected_ms) as ticket:
                 try:
                     response = await attempt.response()
+                    if response.failure is not None and self._may_be_the_sites(proxied, backend, response.failure):
+                        with response:
+                            raise response.failure
                 except SiteFailed as failure:
                     selector.note_failure(backend, ticket, proxied.request, failure)
                     proxied.tries.failed(backend.name, failure)
@@ -266,12 +269,20 @@ class Proxy:
     def _attempt(
         self, upstream: Upstream, proxied: ProxiedRequest, backend: Backend, preference: Preference
     ) -> UpstreamAttempt:
-        pace = AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
+        pace = self._pace(proxied, backend)
         limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
         request = proxied.ask(preference.max_queue_ms)
         if proxied.trace is not None:
             request = proxied.trace.begin_try(backend.name, request)
         return UpstreamAttempt(upstream, backend.name, backend.url, request, limits, pace, proxied.log)
+
+    def _pace(self, proxied: ProxiedRequest, backend: Backend) -> AttemptPace:
+        return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
+
+    def _may_be_the_sites(self, proxied: ProxiedRequest, backend: Backend, failure: SiteFailed) -> bool:
+        """Tell whether another site is asked after a plain failure. What two have said in the same words is the request's own fault."""
+        has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
+        return not has_said_so and self._pace(proxied, backend).may_leave()
 
     def _may_go_on(self, proxied: ProxiedRequest, response: UpstreamResponse, backend: Backend, lost: Lost) -> bool:
         """Tell whether the stream can go on elsewhere."""

@@ -154,6 +154,8 @@ class SiteSelector:
             backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
             ticket.refused()  # nothing is wrong with it where its other models, or functions, are concerned
+        elif failure.kind == "failing":
+            ticket.is_undecided = True  # until another site has answered the same request
         elif failure.kind in ("untrusted", "no_files"):
             ticket.refused()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
         elif failure.kind == "connect":
@@ -167,6 +169,10 @@ class SiteSelector:
         """What a begun answer says: where the conversation lives now, and how good the prediction was."""
         self._metrics.tried(preference.backend.name, "answered")
         self._metrics.decided(preference)
+        if response.failure is None:
+            for site, failure in proxied.tries.failures.items():
+                if failure.kind == "failing":
+                    self.backends[site].failed_plainly()
         if response.status < 400:
             self._sessions.learn(proxied.request.conversation, preference.backend.name)
             if response.body is None and proxied.is_at_first_try:

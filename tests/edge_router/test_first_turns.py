@@ -23,7 +23,7 @@ PATH = "/v1/chat/completions"
 
 
 class StreamBegun:
-    status, body = 200, None
+    status, body, failure = 200, None, None
 
 
 class Network:
