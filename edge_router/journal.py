@@ -219,16 +219,26 @@ class Journals:
     async def begin(self, name: str, asked: Asked) -> Journal | None:
         """Return a new one; None: the disk does not take it."""
         try:
-            file = await asyncio.get_running_loop().run_in_executor(self._thread, self._create, name, asked)
+            file = await self._opened(self._create, name, asked)
         except OSError as error:
             log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
             return None
+        assert file is not None
         return Journal(file, self._thread, is_ours=True)
 
     async def find(self, name: str) -> Journal | None:
         """Raises OSError; `name` may be anything."""
-        file = await asyncio.get_running_loop().run_in_executor(self._thread, self._open, name)
+        file = await self._opened(self._open, name)
         return None if file is None else Journal(file, self._thread, is_ours=False)
+
+    async def _opened(self, work: Callable[..., JournalFile | None], *arguments: object) -> JournalFile | None:
+        """Open a file in the thread. One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
+        opening = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
 
     def _create(self, name: str, asked: Asked) -> JournalFile:
         """Return a new one, locked; nobody sees it before it has its request. Raises OSError."""
@@ -302,6 +312,11 @@ class Journals:
                 with suppress(FileNotFoundError):
                     stat = path.stat()
                     yield stat.st_mtime, stat.st_size, path
+
+
+def _close_unwanted(opening: "asyncio.Future[JournalFile | None]") -> None:
+    if not opening.cancelled() and opening.exception() is None and (file := opening.result()) is not None:
+        file.close()
 
 
 def _delete_if_free(path: Path) -> bool:
