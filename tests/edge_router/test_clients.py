@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from edge_router.downstream import Downstream, DownstreamGone
+from edge_router.silence import SilenceWatch
 from load_tests.sim.policies.nearest import NearestPolicy
 from tests.edge_router.fakes import (
     DONE,
@@ -39,23 +39,22 @@ async def test_a_client_that_leaves_before_the_first_byte_closes_the_upstream() 
         )
 
 
-async def test_an_answer_that_is_there_at_once_is_not_listened_beside_and_a_longer_one_is() -> None:
-    received = 0
+async def test_a_whole_answer_is_not_computed_on_for_a_client_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(watch: SilenceWatch) -> None:
+        await asyncio.Event().wait()
 
-    async def receive() -> dict[str, Any]:
-        nonlocal received
-        received += 1
-        return {"type": "http.disconnect"}
+    monkeypatch.setattr(SilenceWatch, "run", never)  # no look at what is under way finds it out
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = hang
+        asking = asyncio.ensure_future(read(running.chat(stream=False)))
+        await fakes[0].asked.wait()
+        asking.cancel()
+        await running.until(lambda: fakes[0].cancelled == 1)
 
-    async def send(message: Any) -> None: ...
 
-    client = Downstream({"type": "http", "path": "/v1/x", "headers": []}, receive, send)
-    assert await client.while_present(asyncio.sleep(0, "done")) == "done"
-    assert received == 0
-    asyncio.get_running_loop().call_soon(client.look, 0.0, 0.0)
-    with pytest.raises(DownstreamGone):
-        await client.while_present(asyncio.Event().wait())
-    assert received == 1
+async def read(asked: Any) -> Any:
+    async with asked as response:
+        return await response.read()
 
 
 async def test_a_client_that_leaves_in_mid_stream_closes_the_upstream() -> None:
