@@ -135,7 +135,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
         if told_s is None:
             return fetched
         clocks.is_told(site, told_s)
-        return (await ask(url, site))[0]
+        again = (await ask(url, site))[0]
+        return again._replace(round_trips=fetched.round_trips + again.round_trips)
 
     async def ask(url: str, site: str) -> tuple[ProbeReply, float | None]:
         trips = SimpleNamespace(count=1)

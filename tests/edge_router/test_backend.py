@@ -22,6 +22,7 @@ from edge_router.health import (
 from edge_router.probed_state import RECOVER_AFTER, SLOW_START_S
 from edge_router.published_status import PublishedStatus
 from edge_router.rtt import RoundTrip, seed_rtt_ms
+from edge_router.site_clocks import SiteClocks
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
@@ -350,8 +351,12 @@ async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
         fetched = [await fetch(site.url + "/status", "ams1") for _ in range(3)]
         assert [(reply.http_status, reply.round_trips) for reply in fetched] == [(200, 2), (200, 1), (200, 1)]
         site.secret = "s" * 32
-        fetch = status_fetch(session, site.secret)
+        fetch = status_fetch(session, site.secret, SiteClocks(["ams1"]))
         assert (await fetch(site.url + "/status?digests=7", "ams1")).http_status == 200  # the query is signed, too
+        site.clock_ahead_s = 3600.0
+        refused, known = [await fetch(site.url + "/status", "ams1") for _ in range(2)]
+        assert (refused.http_status, refused.round_trips) == (200, 2), "it was asked again, by the site's own clock"
+        assert (known.http_status, known.round_trips) == (200, 1)
         site.status_body = b" " * (5 << 20)
         with pytest.raises(ProbeError, match="larger than"):
             await fetch(site.url + "/status", "ams1")
