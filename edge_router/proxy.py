@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import AdmissionFilter, tenant_of
+from edge_router.admission import EXPECTED_TOKENS, AdmissionFilter, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
@@ -142,20 +142,25 @@ class Proxy:
     async def _counted(self, proxied: ProxiedRequest, part: str) -> AsyncIterator[None]:
         """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
         objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
-        request, limits, charge = proxied.request, self.admission.limits, None
+        request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
         if self.tracing is not None:
             proxied.trace = self.tracing.begin(request)
         try:
+            # An answer that another router has begun is gone on with, whatever is left.
+            may_refuse = not proxied.log.has_begun
+            reserved = await limits.reserve(
+                request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
+            )
             charge = await self.accounting.begin(request, self.selector.own_names, part)
             proxied.log.meter = None if charge is None else charge.meter
-            limits.charge(request.head, request.conversation.tokens)
+            used = request.conversation.tokens
             self.under_way.add(proxied)
             yield
         finally:
             error, took_s, objectives = sys.exception(), self._clock() - proxied.started_at, self.metrics.objectives
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
-            limits.charge(request.head, proxied.delivered_tokens)
+            limits.settle(reserved, used + proxied.delivered_tokens)
             if charge is not None:
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             if objectives is not None and request.model is not None and not request.head.is_for_batch:

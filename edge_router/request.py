@@ -185,6 +185,11 @@ class ValidRequest(msgspec.Struct, frozen=True):
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
 
+    def expected_tokens(self, answer: int) -> int:
+        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
+        return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
+
     def route(self, recall: Recall, now_s: float) -> RouteRequest:
         conversation = self.conversation
         tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
