@@ -298,8 +298,8 @@ def _most_tokens(fields: dict[str, Any]) -> int:
 def speaks_for_an_account(head: Head, secret: str) -> bool:
     """Tell whether the account that a request names is to be believed: another router passes it on, or a site asks by itself, for a function, which
     has a model answer that the site lacks. Routers say how many a request has passed."""
-    names_one = head.has(ACCOUNT) if head.has(HOPS) else not head.has("authorization")
-    return names_one and _signed_digest(head, secret) is not None
+    may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
+    return may_speak and _signed_digest(head, secret) is not None
 
 
 def site_key(head: Head, secret: str) -> str:
