@@ -25,6 +25,7 @@ from dialects.kept_responses import (
     joined,
 )
 from dialects.response_rows import Name, Progress, ResponseRow, RowConnection
+from wire import background
 from wire.errors import ApiError
 
 ANSWERS_WITHIN_S = 5.0  # the database
@@ -199,9 +200,14 @@ class ResponseStore:
         try:
             while self._unwritten:
                 batch, self._unwritten = self._unwritten, []
-                is_kept = await self._add([write for write in batch if not write.response.is_deleted])
-                for write in batch:
-                    write.is_kept.set_result(is_kept)
+                is_kept = False
+                try:
+                    is_kept = await self._add([write for write in batch if not write.response.is_deleted])
+                except Exception:
+                    log.exception("responses cannot be kept")
+                finally:  # each of them is waited for
+                    for write in batch:
+                        write.is_kept.set_result(is_kept)
         finally:
             self._writing = None
 
@@ -249,7 +255,7 @@ class ResponseStore:
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not kept here")
         if self._database.is_shared and self._confirming is None and not self._is_closed:
-            self._confirming = asyncio.create_task(self._confirm_often(), name="responses that are made")
+            self._confirming = background.start(self._confirm_often, "telling of responses that are made")
         if within_s is None:
             within_s = ANSWERS_WITHIN_S if self.fault is None else FAILING_WITHIN_S
         try:

@@ -1,7 +1,9 @@
 """Admission: which requests are taken at all, whatever their body says, and what one tenant and one client address may have of the router.
 
-A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes; tokens are
-charged when they are known, so a bucket may fall below zero and the next request waits for it. Tables are bounded. Where routers share accounts'
+A tenant is an account, or a key that is not known, by a salted digest. Buckets hold a minute's worth, so a burst of that size passes. A request
+reserves the tokens that it may come to (its prompt, and `max_tokens` or EXPECTED_TOKENS) and settles for those it came to, so requests at once cannot
+pass a limit that one after the other would meet; an answer longer than it was taken to be leaves a debt, for which the next request waits. One that
+may come to more than a minute's worth is taken when all of that is there. Tables are bounded. Where routers share accounts'
 limits (quotas/shared.py), those count beside this router's own. Knows heads and keys; refuses to know sites.
 """
 
@@ -9,10 +11,11 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from edge_router.quotas.lease_store import LeaseKey
 from edge_router.quotas.shared import QuotaLease, SharedQuotas
-from edge_router.request import Head, is_of_a_site
+from edge_router.request import Head, speaks_for_an_account
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
@@ -20,6 +23,7 @@ from wire.errors import ApiError
 from wire.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
+EXPECTED_TOKENS = 256  # of an answer whose request names no most
 MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
 
 LIMITS = {
@@ -45,7 +49,7 @@ class AdmissionFilter:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
             head.holder = self.access.find(head.key)
-        elif self._secret and head.has(HOP) and is_of_a_site(head, self._secret):
+        elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
             head.holder = self.access.of_account(head.header(ACCOUNT))
         else:
             head.holder = self.access.holder(head.header("authorization"))
@@ -75,10 +79,9 @@ class Bucket:
         self._level = per_min
         self._at = now
 
-    def wait_s(self, now: float) -> float:
-        """Until there is something in it; 0: there is."""
-        level = self._filled(now)
-        return 0.0 if level >= 1 else (1 - level) * 60 / self.per_min
+    def wait_s(self, now: float, amount: float = 1.0) -> float:
+        """Until there is as much in it, at most all that it holds; 0: there is."""
+        return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
 
     def take(self, amount: float, now: float) -> None:
         self._level = self._filled(now) - amount
@@ -93,6 +96,14 @@ class Bucket:
         self._level = min(self.per_min, self._level + max(0.0, now - self._at) * self.per_min / 60)
         self._at = max(self._at, now)
         return self._level
+
+
+class ReservedTokens(NamedTuple):
+    """Tokens of a minute that a request may come to."""
+
+    tenant: "_TenantUse"
+    tokens: float
+    shared: QuotaLease | None
 
 
 class _TenantUse:
@@ -208,15 +219,35 @@ class TenantLimits:
         """Work of a request that was admitted and has left: it counts as open, and is not refused. Use as `with`."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
-    def charge(self, head: Head, tokens: int) -> None:
-        """Prompt tokens when the prompt is known, an answer's when it has ended. A batch's leave the minute to those who wait."""
-        if not self._counts_tokens or head.is_for_batch:
+    async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
+        """Reserve what a request may come to; None where nothing limits it. A batch's leave the minute to those who wait. Raises ApiError where less
+        is left of the minute."""
+        if not self._counts_tokens or head.is_for_batch or not tokens:
+            return None
+        tenant = self._tenant(head)
+        if (bucket := tenant.tokens) is None:
+            return None
+        need, shared = min(tokens, bucket.per_min), self._lease(head, "tokens_per_min")
+        needs = [(shared, need)] if shared is not None and may_refuse else []
+        if self.shared is not None and (short := await self.shared.short(needs)) is not None:
+            raise _too_many_tokens(bucket.per_min, need, short.wait_s(need, self._clock()))
+        now = self._clock()
+        if may_refuse and (wait_s := bucket.wait_s(now, need)):
+            raise _too_many_tokens(bucket.per_min, need, wait_s)
+        bucket.take(need, now)
+        if shared is not None:
+            shared.begin(need)
+        return ReservedTokens(tenant, need, shared)
+
+    def settle(self, reserved: ReservedTokens | None, tokens: int) -> None:
+        """Put what a request came to in the place of what it had reserved."""
+        if reserved is None:
             return
-        bucket = self._tenant(head).tokens
-        if bucket is not None and tokens:
-            bucket.take(tokens, self._clock())
-            if (lease := self._lease(head, "tokens_per_min")) is not None:
-                lease.spend(tokens)
+        if (bucket := reserved.tenant.tokens) is not None:
+            bucket.take(tokens - reserved.tokens, self._clock())
+        if reserved.shared is not None:
+            reserved.shared.end(reserved.tokens)
+            reserved.shared.spend(tokens)
 
     def _lease(self, head: Head, limit: str) -> QuotaLease | None:
         """Return this router's part of an account's limit; None: it has none, or routers do not share it."""
@@ -248,6 +279,14 @@ class TenantLimits:
 
     def _limits_of(self, account: str | None) -> TenantLimitsConfig:
         return self._default if account is None else self._named.get(account, self._default)
+
+
+def _too_many_tokens(per_min: float, need: float, wait_s: float) -> ApiError:
+    sentence = (
+        f"your account may have {per_min:g} tokens a minute, fewer are left than the {need:g} that this request may take with its answer: "
+        f"ask for fewer (max_tokens), or again in {wait_s:.0f} s"
+    )
+    return _refusal(sentence, wait_s)
 
 
 def _refusal(sentence: str, wait_s: float) -> ApiError:

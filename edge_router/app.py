@@ -22,13 +22,14 @@ from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
 from edge_router.request import FUNCTIONS
 from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
-from edge_router.router import EdgeRouter, task
+from edge_router.router import EdgeRouter
 from edge_router.routes import FAILURES, OwnRoutes, own_version
 from edge_router.usage import UsageRoutes
 from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from sites.network import NetworkConfig
+from wire import background
 
 if TYPE_CHECKING:
     from dialects.response_store import ResponseDatabase
@@ -111,11 +112,11 @@ def _postgres(url: str) -> "ResponseDatabase":
 
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
-    async with app.edge.running() as orders, task(app.feed.run()):
+    async with app.edge.running() as orders, background.running(app.feed.run, "the page's feed"):
         operations = Operations(app.edge.backends, orders)
         app.page.actions, app.page.timeline = operations.by_name(), operations.timeline
         try:
-            async with task(app.responses.run()):
+            async with background.running(app.responses.run, "the sweep of kept responses"):
                 yield
         finally:
             await app.responses.close()

@@ -89,11 +89,17 @@ class Backend:
         self._view = None
         try:
             yield ticket
-            if not ticket.has_answered:  # nothing came: a client that leaves ends the scope by an exception
+            # Nothing came: a client that leaves ends the scope by an exception.
+            if not (ticket.has_answered or ticket.is_undecided):
                 self.ejection.failed()
         finally:
             self.open.discard(ticket)
             self.settled(ticket)
+
+    def failed_plainly(self) -> None:
+        """Count a failure that was the site's own: another one has answered the request."""
+        self.ejection.failed()
+        self._view = None
 
     def settled(self, ticket: "Ticket") -> None:
         """A request's prompt waits there no longer."""
@@ -153,8 +159,9 @@ class Backend:
         stale_at, slow_start = published.at + self._health.stale_after_s, 1.0
         if self.probed.slow_start_until > now:
             slow_start = max(0.0, 1 - (self.probed.slow_start_until - now) / SLOW_START_S)
-        first, unanswered = pending.oldest, self.unanswered.oldest
-        late_at = float("inf") if unanswered is None or unanswered.late_at is None else unanswered.late_at
+        first, (unanswered, behind) = pending.oldest, self.unanswered.two_oldest
+        late_at, next_late_at = _late_at(unanswered), _late_at(behind)
+        overdue_ms, next_overdue_ms = max(0.0, 1000 * (now - late_at)), max(0.0, 1000 * (now - next_late_at))
         view = BackendView(
             name=self.name,
             state=self.state,
@@ -166,7 +173,8 @@ class Backend:
             pending_tokens=pending.tokens,
             pending_since_s=first.sent_at if first is not None else 0.0,
             unanswered_tokens=self.unanswered.tokens - unanswered.tokens if unanswered is not None else 0,
-            lateness_ms=self._lateness.mean_ms(max(0.0, 1000 * (now - late_at))),
+            lateness_ms=self._lateness.mean_ms(overdue_ms),
+            proven_lateness_ms=self._lateness.proven_ms(overdue_ms, next_overdue_ms),
             backlog_ms=published.backlog_ms,
             status=published.status,
             status_is_fresh=now < stale_at,
@@ -181,6 +189,10 @@ class Backend:
         if not self._lateness.is_punctual:
             changes.append(now + FORGETTING_S)
         return _CachedView(view, now, min(changes, default=float("inf")))
+
+
+def _late_at(ticket: "Ticket | None") -> float:
+    return float("inf") if ticket is None or ticket.late_at is None else ticket.late_at
 
 
 class _CachedView(NamedTuple):
@@ -200,6 +212,7 @@ class Ticket:
     late_at: float | None  # when its answer should have begun; None: how long it takes says nothing about the queue
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
+    is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
         """The site has begun to answer: what keeps those that were sent before is not its queue."""
@@ -226,6 +239,11 @@ class TicketQueue:
     @property
     def oldest(self) -> Ticket | None:
         return next(iter(self._tickets), None)
+
+    @property
+    def two_oldest(self) -> tuple[Ticket | None, Ticket | None]:
+        tickets = iter(self._tickets)
+        return next(tickets, None), next(tickets, None)
 
     def add(self, ticket: Ticket) -> None:
         self._tickets[ticket] = None

@@ -78,6 +78,8 @@ class Downstream:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
         self._is_at_work = False  # the task, with what `_end` ends
+        self._has_cancelled = False  # the work, by `_end`
+        self._cancelled_before = 0  # how often others had cancelled the task when its work began
         self._listening: asyncio.Task[None] | None = None
         self._ended: ApiError | DownstreamGone | None = None
         self._has_all = False  # the client: of its answer
@@ -90,9 +92,11 @@ class Downstream:
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s)
+        if self._ended is not None:
+            raise self._ended
         parts: list[bytes] = []
         size, more = 0, True
-        self._is_at_work = True
+        self._begin_work()
         self._body_limits = _BodyLimits(silence_s, total_s, time.monotonic() + total_s)
         try:
             while more and size <= limit:
@@ -112,23 +116,24 @@ class Downstream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). What is still
-        at work when it is looked at has a second task, which does nothing but listen: most answers are there by then, and a task for each would be a
-        tenth of what they cost."""
+        """Run `work`, in the caller's own task, until it is done, the client leaves (DownstreamGone) or it is cut (`cut`'s ApiError). A second task
+        does nothing but listen, so that nobody computes for a client that has left."""
         if self._ended is not None:
             work.close()
             raise self._ended
-        self._is_at_work = True
+        self._begin_work()
+        self._listening = self._loop.create_task(self._listen())
         try:
-            return await work
+            result = await work
+            if self._has_cancelled:  # between the work's last step and here: it is raised at the next wait
+                await asyncio.sleep(0)
+            return result
         except asyncio.CancelledError:
             self._raise_ended()
             raise
         finally:
             self._is_at_work = False
-            if self._listening is not None:
-                self._listening.cancel()
-                self._listening = None
+            self._listening.cancel()
 
     def cut(self, error: ApiError) -> None:
         """End the work from outside; the client is told `error`."""
@@ -136,8 +141,6 @@ class Downstream:
 
     def look(self, now: float, awake_since: float) -> None:
         since, limits = self._waits_since, self._body_limits
-        if self._is_at_work and limits is None and self._listening is None:
-            self._listening = self._loop.create_task(self._listen())
         if since is None:
             return
         if limits is None:
@@ -189,15 +192,21 @@ class Downstream:
         if not self._has_all:  # behind the answer's end a server says the same
             self._end(DownstreamGone())
 
+    def _begin_work(self) -> None:
+        self._is_at_work = True
+        self._cancelled_before = 0 if self._task is None else self._task.cancelling()
+
     def _end(self, why: ApiError | DownstreamGone) -> None:
         self._ended = self._ended or why
-        if self._is_at_work and self._task is not None:
+        if self._is_at_work and self._task is not None and not self._has_cancelled:
+            self._has_cancelled = True
             self._task.cancel()
 
     def _raise_ended(self) -> None:
-        """Where a cancellation was ours, raise its reason instead."""
-        if self._ended is not None and self._task is not None:
-            self._task.uncancel()
+        """Raise the reason of a cancellation instead, if it was ours and nobody else has cancelled the task as well."""
+        was_ours, self._has_cancelled = self._has_cancelled, False
+        if was_ours and self._task is not None and self._task.uncancel() <= self._cancelled_before:
+            assert self._ended is not None
             raise self._ended from None
 
     async def _next_part(self) -> Message:

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from edge_router.proxied import BegunAnswer
 from edge_router.relay import DeliveryLog
 from edge_router.request import Head
 from sites.network import DurableConfig
-from wire.continuation import AnswerName
+from wire.continuation import AnswerName, ContinuationError
 from wire.errors import ApiError
 from wire.headers import OURS
 from wire.sse import CONTENT_TYPE, EventDecoder
@@ -308,28 +308,37 @@ class DurableStreams:
         recording.events.end(self._clock())  # its task may not have begun
 
     async def _found(self, journals: Journals, name: str, head: Head, tenant: bytes) -> DurableStream | None:
-        """Return another router's stream, followed from now on. Raises ApiError."""
-        journal: Journal | None = None
+        """Return another router's stream, followed from now on. Its journal is locked while it is followed, and not after a refusal: another router
+        could not go on with the stream. Raises ApiError."""
         try:
             journal = await journals.find(name)
-            entries = [] if journal is None else await journal.read()
         except OSError as error:
             log.warning("a durable stream cannot be read: %s", error)
-            entries = []
-        if name in self._all or not entries or not isinstance(asked := entries[0], Asked) or asked.tenant != tenant:
-            if journal is not None:
-                journal.release()
+            journal = None
+        if journal is None:
             return self._all.get(name)
-        assert journal is not None
-        self._check_room()
-        credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
-        began = Head(asked.method, asked.path, asked.target, [*asked.headers, *credentials], scheme=asked.scheme)
-        began.holder = head.holder
-        recording = DurableStream(name, asked, began, self.config)
-        recording.journal = journal
-        is_over = recording.replay(entries)
-        self._add(recording, partial(self._follow, journal=journal, is_over=is_over))
-        return recording
+        with ExitStack() as unless_followed:
+            unless_followed.callback(journal.release)
+            try:
+                entries = await journal.read()
+            except OSError as error:
+                log.warning("a durable stream cannot be read: %s", error)
+                entries = []
+            if name in self._all or not entries or not isinstance(asked := entries[0], Asked) or asked.tenant != tenant:
+                return self._all.get(name)
+            self._check_room()
+            credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
+            began = Head(asked.method, asked.path, asked.target, [*asked.headers, *credentials], scheme=asked.scheme)
+            began.holder = head.holder
+            recording = DurableStream(name, asked, began, self.config)
+            recording.journal = journal
+            try:
+                is_over = recording.replay(entries)
+            except ContinuationError as error:
+                raise ApiError("aborted", f"the stream's journal cannot be read: {error}") from None
+            self._add(recording, partial(self._follow, journal=journal, is_over=is_over))
+            unless_followed.pop_all()
+            return recording
 
     async def _follow(self, recording: DurableStream, journal: Journal, *, is_over: bool) -> None:
         """Read along while another router is at work on a stream, and go on with it behind that one's end."""
@@ -340,7 +349,7 @@ class DurableStreams:
             if is_over:
                 return
             await journal.begin_behind()
-        except (OSError, StreamStopped) as error:
+        except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
                 ApiError("aborted", f"the stream cannot be read on: {error or 'it was stopped'}")
             )
@@ -363,6 +372,9 @@ class DurableStreams:
                 journal.release()
             await recording.refuse(recording.last_words)
             raise
+        except Exception:
+            log.exception("the durable stream %s failed inside the router", recording.name)
+            await recording.refuse(ApiError("internal_error", "the router failed; its log has the reason"))
         finally:
             if journal is not None:
                 journal.release(StreamEnded())

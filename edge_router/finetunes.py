@@ -13,7 +13,7 @@ import msgspec
 
 from edge_router.backend import Backend
 from edge_router.data_places import DataPlaces
-from edge_router.request import ValidRequest
+from edge_router.request import Head, ValidRequest, site_key
 from edge_router.site_orders import SiteOrders
 from wire.credentials import tenant_of
 from wire.errors import message_of
@@ -47,7 +47,15 @@ class SiteFinetunes:
         if request.model is None:
             return set()
         name = request.adapter or request.model.rpartition(":")[2]
-        return self.holders(tenant_of(request.head.owner, None).owner, name)
+        return self.holders(self.owner(request.head), name)
+
+    def owner(self, head: Head) -> str:
+        """Return the id by which sites know whose uploads a request may use. Raises ApiError."""
+        return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
+
+    def key(self, head: Head) -> str:
+        """Return what sites get in the place of a client's key. Raises ApiError."""
+        return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:
         """Return an owner's by their ids, the oldest first."""

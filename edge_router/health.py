@@ -96,6 +96,8 @@ class HealthMonitor:
             status = decode_status(fetched.body)
             if status.site != backend.name:
                 raise ProbeError(f"the site at {backend.url} calls itself {status.site!r}: correct the network file")
+            backend.round_trip.observe(elapsed_ms / fetched.round_trips)
+            backend.answered(status, asked_at)
         except TimeoutError:
             backend.failed(f"/status did not answer within {self._config.timeout_s:g} s")
         except msgspec.MsgspecError as error:
@@ -107,9 +109,6 @@ class HealthMonitor:
         except Exception:
             log.exception("probing site %s failed inside the router", backend.name)
             backend.failed("the router failed to probe it; its log has the reason")
-        else:
-            backend.round_trip.observe(elapsed_ms / fetched.round_trips)
-            backend.answered(status, asked_at)
         if backend.state != before or (backend.probed.refuses_hops and not refused_before):
             level = logging.INFO if backend.state == "healthy" else logging.WARNING
             log.log(
@@ -136,7 +135,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
         if told_s is None:
             return fetched
         clocks.is_told(site, told_s)
-        return (await ask(url, site))[0]
+        again = (await ask(url, site))[0]
+        return again._replace(round_trips=fetched.round_trips + again.round_trips)
 
     async def ask(url: str, site: str) -> tuple[ProbeReply, float | None]:
         trips = SimpleNamespace(count=1)

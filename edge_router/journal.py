@@ -219,16 +219,26 @@ class Journals:
     async def begin(self, name: str, asked: Asked) -> Journal | None:
         """Return a new one; None: the disk does not take it."""
         try:
-            file = await asyncio.get_running_loop().run_in_executor(self._thread, self._create, name, asked)
+            file = await self._opened(self._create, name, asked)
         except OSError as error:
             log.error("a durable stream will end with this router, for it cannot be kept: %s", error)
             return None
+        assert file is not None
         return Journal(file, self._thread, is_ours=True)
 
     async def find(self, name: str) -> Journal | None:
         """Raises OSError; `name` may be anything."""
-        file = await asyncio.get_running_loop().run_in_executor(self._thread, self._open, name)
+        file = await self._opened(self._open, name)
         return None if file is None else Journal(file, self._thread, is_ours=False)
+
+    async def _opened(self, work: Callable[..., JournalFile | None], *arguments: object) -> JournalFile | None:
+        """Open a file in the thread. One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
+        opening = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
 
     def _create(self, name: str, asked: Asked) -> JournalFile:
         """Return a new one, locked; nobody sees it before it has its request. Raises OSError."""
@@ -286,12 +296,15 @@ class Journals:
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
         """Delete what no router is at work on, where nothing was written for that long, and the oldest of it while all together are larger. Raises
-        OSError."""
+        OSError for a folder that cannot be read."""
         found = sorted(self._files(), key=lambda file: file[0])
         total = sum(size for _, size, _ in found)
         for changed_s, size, path in found:
-            if (total > max_bytes or self._clock() - changed_s > keep_s) and _delete_if_free(path):
-                total -= size
+            if total > max_bytes or self._clock() - changed_s > keep_s:
+                try:
+                    total -= size if _delete_if_free(path) else 0
+                except OSError as error:
+                    log.error("the durable stream %s, which is over, cannot be deleted: %s", path, error)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         for path in self._folder.iterdir():
@@ -301,16 +314,23 @@ class Journals:
                     yield stat.st_mtime, stat.st_size, path
 
 
+def _close_unwanted(opening: "asyncio.Future[JournalFile | None]") -> None:
+    if not opening.cancelled() and opening.exception() is None and (file := opening.result()) is not None:
+        file.close()
+
+
 def _delete_if_free(path: Path) -> bool:
     try:
         journal = JournalFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
         return True
-    if not journal.take():
-        journal.close()
+    try:
+        if journal.take():
+            journal.path.unlink(missing_ok=True)
+            return True
         return False
-    journal.remove()
-    return True
+    finally:
+        journal.close()
 
 
 def _framed(entry: Entry) -> bytes:

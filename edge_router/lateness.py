@@ -2,6 +2,9 @@
 
 A prediction is an average, so an answer counts as late only beyond TOLERANCE times it. What was seen is forgotten with a half-life: a site that was
 shunned for its lateness is tried again, by one request at a time.
+
+One late answer may be noise: a site's first ones after a start are, and so is a step that waited for a disk. It makes newcomers look elsewhere. A
+conversation whose cache lies at the site is moved by no less than two: for it the latest of the answers does not count.
 """
 
 from collections.abc import Callable
@@ -18,6 +21,7 @@ class Lateness:
         self._late_ms = (
             0.0  # sum over the answers, of what each took beyond its tolerance; punctual ones count against it
         )
+        self._latest_ms = 0.0  # the answer that was later than any other
         self._answers = 0.0
         self._at = float("-inf")
 
@@ -26,6 +30,7 @@ class Lateness:
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
         self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later
+        self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 
     @property
@@ -37,8 +42,20 @@ class Lateness:
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()
-        waiting = overdue_ms > 0
-        mean_ms = (self._late_ms + max(0.0, overdue_ms)) / (self._answers + waiting + PRIOR_ANSWERS)
+        return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
+
+    def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
+        """Return the mean without the latest of the answers: what more than one has shown. `next_overdue_ms` is of the answer that should have come
+        after the first that is overdue."""
+        if self.is_punctual and overdue_ms <= 0:
+            return 0.0
+        self._forget()
+        overdue = [ms for ms in (overdue_ms, next_overdue_ms) if ms > 0]
+        late_ms = self._late_ms + sum(overdue) - max([min(self._latest_ms, self._late_ms), *overdue])
+        return self._mean_ms(late_ms, waiting=len(overdue))
+
+    def _mean_ms(self, late_ms: float, waiting: int) -> float:
+        mean_ms = late_ms / (self._answers + waiting + PRIOR_ANSWERS)
         return mean_ms if mean_ms >= LEAST_MS else 0.0
 
     def _forget(self) -> None:
@@ -47,4 +64,5 @@ class Lateness:
         if elapsed_s > 0:
             kept = 0.5 ** (elapsed_s / HALF_LIFE_S)
             self._late_ms *= kept
+            self._latest_ms *= kept
             self._answers *= kept

@@ -90,28 +90,35 @@ class ModelLists:
         lists = await self._lists(client, everything, "result")
         if isinstance(lists, Answer):
             return lists
-        cards, info = page_of(self._shown(head, (card for fields in lists for card in fields["result"])), query)
+        shown = self._shown(head, (card for fields in lists for card in fields["result"]))
+        if not shown and not self._is_complete():
+            sentence = "no model was found, and a site that may have it cannot be asked at the moment: ask again later"
+            raise ApiError("no_site_available", sentence, retry_after_s=1)
+        cards, info = page_of(shown, query)
         told = {name: getattr(info, name) for name in info.__struct_fields__}
         return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": told}))
 
     async def _one(self, client: Downstream, model: str) -> Answer:
-        """Ask one kind of site after the other: whether it has an adapter it knows itself. Raises ApiError."""
+        """Ask one kind of site after the other: whether it has an adapter it knows itself. Where one cannot be asked, it is not known that there is
+        no such model. Raises ApiError."""
         holder = client.head.holder
-        last: Answer | ApiError = ApiError(
+        found: Answer | ApiError = ApiError(
             "model_not_found", f"no site has a model named {model[:200]!r}", param="model"
         )
         if holder is None or holder.account.may_use(*self._names(model)):
             request = self._request(client, client.head)
             for sites in self._kinds(model):
-                last = await self._ask(client, request, sites)
-                if isinstance(last, Answer) and last.status == HTTPStatus.OK:
-                    entry = _object(last.body)
+                answer = await self._ask(client, request, sites)
+                if isinstance(answer, Answer) and answer.status == HTTPStatus.OK:
+                    entry = _object(answer.body)
                     if entry is None or not _is_entry(entry):
-                        return last
+                        return answer
                     return Answer(200, orjson.dumps(self._priced(entry)))
-        if isinstance(last, ApiError):
-            raise last
-        return last
+                if not _is_no_site(found):
+                    found = answer
+        if isinstance(found, ApiError):
+            raise found
+        return found
 
     async def _lists(self, client: Downstream, head: Head, field: str) -> list[Fields] | Answer:
         """Return the lists of all kinds of sites that have one. Where none has: the first answer there is. Raises ApiError."""
@@ -130,15 +137,27 @@ class ModelLists:
 
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
         """Group the sites that may be asked by what they say that they serve; with `model`: those that say they have it, or have said nothing.
-        While none is well the others are asked."""
+        While none of these is well the others are asked."""
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
+        if model is not None:
+            views = [view for view in views if view.status is None or view.model(model) is not None]
         kinds: dict[object, set[str]] = {}
         for view in [view for view in views if view.is_usable] or views:
             status = view.status
-            if model is None or status is None or view.model(model) is not None:
-                served = None if status is None else frozenset((known.name, known.aliases) for known in status.models)
-                kinds.setdefault(served, set()).add(view.name)
+            served = view.name if status is None else frozenset((known.name, known.aliases) for known in status.models)
+            kinds.setdefault(served, set()).add(view.name)
         return kinds.values()
+
+    def _is_complete(self) -> bool:
+        """Tell whether each model that a site had last is at a site that can be asked, and each site has said what it has."""
+        views = [backend.view() for backend in self._proxy.selector.backends.values()]
+        usable = [view for view in views if view.is_usable]
+        return all(
+            view.status is not None
+            and all(any(one.model(known.name) for one in usable) for known in view.status.models)
+            for view in views
+            if not view.is_usable
+        )
 
     async def _ask(self, client: Downstream, request: ValidRequest, sites: set[str]) -> Answer | ApiError:
         """Have a request answered by one of `sites`, and return its answer, or why there is none."""
@@ -175,6 +194,10 @@ class ModelLists:
     def _priced(self, entry: Fields) -> Fields:
         price = self._proxy.accounting.prices.told(entry["id"], time.time())
         return entry if price is None else {**entry, "pricing": price}
+
+
+def _is_no_site(answer: Answer | ApiError) -> bool:
+    return isinstance(answer, ApiError) and answer.word == "no_site_available"
 
 
 def _listing(answer: Answer | ApiError, field: str) -> Fields | None:

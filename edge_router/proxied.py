@@ -182,9 +182,12 @@ class ProxiedRequest:
         return self.request
 
     def expected_ms(self, preference: Preference) -> float | None:
-        """Return what the next site is held to, from now to its first token. None: how long this one takes says nothing about the site's queue."""
+        """Return what the next site is held to, from now to its first token. None if how long this one takes says nothing about the site's queue, or
+        the site has published nothing that it could be held to: the first answers after a start are slow."""
         request = self.request
         if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
+            return None
+        if preference.backend.status is None:
             return None
         return preference.expected_ms
 

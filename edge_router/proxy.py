@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
-from edge_router.admission import AdmissionFilter, tenant_of
+from edge_router.admission import EXPECTED_TOKENS, AdmissionFilter, tenant_of
 from edge_router.backend import Backend
 from edge_router.downstream import Downstream, DownstreamGone, ResponseWriter
 from edge_router.durable import DurableStream, DurableStreams, accepted, tell
@@ -142,20 +142,25 @@ class Proxy:
     async def _counted(self, proxied: ProxiedRequest, part: str) -> AsyncIterator[None]:
         """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
         objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
-        request, limits, charge = proxied.request, self.admission.limits, None
+        request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
         if self.tracing is not None:
             proxied.trace = self.tracing.begin(request)
         try:
+            # An answer that another router has begun is gone on with, whatever is left.
+            may_refuse = not proxied.log.has_begun
+            reserved = await limits.reserve(
+                request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
+            )
             charge = await self.accounting.begin(request, self.selector.own_names, part)
             proxied.log.meter = None if charge is None else charge.meter
-            limits.charge(request.head, request.conversation.tokens)
+            used = request.conversation.tokens
             self.under_way.add(proxied)
             yield
         finally:
             error, took_s, objectives = sys.exception(), self._clock() - proxied.started_at, self.metrics.objectives
             self.under_way.discard(proxied)
             self.ended_tokens += proxied.delivered_tokens
-            limits.charge(request.head, proxied.delivered_tokens)
+            limits.settle(reserved, used + proxied.delivered_tokens)
             if charge is not None:
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             if objectives is not None and request.model is not None and not request.head.is_for_batch:
@@ -179,6 +184,9 @@ class Proxy:
             with backend.inflight(tokens, attempt.site_lost, expected_ms) as ticket:
                 try:
                     response = await attempt.response()
+                    if response.failure is not None and self._may_be_the_sites(proxied, backend, response.failure):
+                        with response:
+                            raise response.failure
                 except SiteFailed as failure:
                     selector.note_failure(backend, ticket, proxied.request, failure)
                     proxied.tries.failed(backend.name, failure)
@@ -266,12 +274,20 @@ class Proxy:
     def _attempt(
         self, upstream: Upstream, proxied: ProxiedRequest, backend: Backend, preference: Preference
     ) -> UpstreamAttempt:
-        pace = AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
+        pace = self._pace(proxied, backend)
         limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
         request = proxied.ask(preference.max_queue_ms)
         if proxied.trace is not None:
             request = proxied.trace.begin_try(backend.name, request)
         return UpstreamAttempt(upstream, backend.name, backend.url, request, limits, pace, proxied.log)
+
+    def _pace(self, proxied: ProxiedRequest, backend: Backend) -> AttemptPace:
+        return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
+
+    def _may_be_the_sites(self, proxied: ProxiedRequest, backend: Backend, failure: SiteFailed) -> bool:
+        """Tell whether another site is asked after a plain failure. What two have said in the same words is the request's own fault."""
+        has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
+        return not has_said_so and self._pace(proxied, backend).may_leave()
 
     def _may_go_on(self, proxied: ProxiedRequest, response: UpstreamResponse, backend: Backend, lost: Lost) -> bool:
         """Tell whether the stream can go on elsewhere."""

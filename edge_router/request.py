@@ -25,7 +25,7 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
+from wire.credentials import API_KEY, Key, bearer_token, bearer_token_or_none, owner_of
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
@@ -59,6 +59,7 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # A client's own are dropped; an `Expect` was answered by our own server already.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
+_CREDENTIALS = frozenset({"authorization", "cookie", API_KEY.decode()})  # which no site needs for a model's work
 
 
 Arguments = TypeVarTuple("Arguments")
@@ -184,6 +185,11 @@ class ValidRequest(msgspec.Struct, frozen=True):
         """The site is silent until the last token."""
         return self.model is not None and not self.wants_stream
 
+    def expected_tokens(self, answer: int) -> int:
+        """Return what the request may come to, prompt included; `answer`: tokens of an answer of which it does not say how long it may be."""
+        has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
+        return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
+
     def route(self, recall: Recall, now_s: float) -> RouteRequest:
         conversation = self.conversation
         tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
@@ -247,7 +253,8 @@ class RequestParser(NamedTuple):
                 "invalid_request",
                 f"the request has passed {self.max_hops} routers: a site's url in a network file leads back to a router",
             )
-        lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop)
+        authorization = head.header("authorization") if is_hop else _site_authorization(head, secret)
+        lines = _forwarded_lines(head, hops, "" if is_hop else address, is_hop, authorization)
         place = self.find_place(address, head.header(CLIENT_GEO), is_hop)
         if place is not None:
             lines += _place_line(place)
@@ -288,9 +295,25 @@ def _most_tokens(fields: dict[str, Any]) -> int:
     return max(most) * max(1, n) * len(prompts)
 
 
-def is_of_a_site(head: Head, secret: str) -> bool:
-    """Tell whether a site asks by itself: for a function, which has a model answer that the site lacks. Routers say how many a request has passed."""
-    return not head.has(HOPS) and not head.has("authorization") and _signed_digest(head, secret) is not None
+def speaks_for_an_account(head: Head, secret: str) -> bool:
+    """Tell whether the account that a request names is to be believed: another router passes it on, or a site asks by itself, for a function, which
+    has a model answer that the site lacks. Routers say how many a request has passed."""
+    may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
+    return may_speak and _signed_digest(head, secret) is not None
+
+
+def site_key(head: Head, secret: str) -> str:
+    """Return what sites get in the place of a client's key: it tells tenants apart, and opens nothing. Without the network's secret they get the key
+    itself, for then nothing else says whose a request is. Raises ApiError."""
+    return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
+
+
+def _site_authorization(head: Head, secret: str) -> str:
+    """Return the header's value; empty where sites get none. A function's author may read what its clients send, but no key of the network."""
+    if head.is_for_function:
+        return "" if head.holder is not None else head.header("authorization")
+    key = site_key(head, secret)
+    return f"Bearer {key}" if key else ""
 
 
 def _signed_digest(head: Head, secret: str) -> str | None:
@@ -312,10 +335,13 @@ def _hops_so_far(head: Head) -> int:
     return int(count) if count.isascii() and count.isdigit() and len(count) < 4 else 0
 
 
-def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool) -> bytes:
+def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
     """`address`: the client's, where it is ours to say. A function reads it and versions are shared out by it, so a client's own word is dropped,
-    and so is its word of where it stands, which another router would take for ours."""
-    lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in _WRITTEN_ANEW]
+    and so is its word of where it stands, which another router would take for ours. `authorization`: as sites get it."""
+    dropped = _WRITTEN_ANEW | ({"authorization"} if head.is_for_function else _CREDENTIALS)
+    lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
+    if authorization:
+        lines.append(f"authorization: {authorization}\r\n")
     if head.is_for_function:
         if address:
             lines = [line for line in lines if not line.startswith(CLIENT_ADDRESS + ":")]

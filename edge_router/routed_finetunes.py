@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 from edge_router.downstream import Downstream
 from edge_router.finetunes import SiteFinetunes
 from edge_router.proxy import Proxy
-from wire.credentials import tenant_of
 from wire.errors import ApiError, message_of
 from wire.finetunes import FINETUNES, PUBLIC, Finetune
 from wire.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
@@ -55,7 +54,7 @@ class RoutedFinetunes:
         """Raises ApiError."""
         head, finetunes = client.head, self._finetunes
         await finetunes.look()
-        owned = finetunes.of(tenant_of(head.owner, None).owner)
+        owned = finetunes.of(finetunes.owner(head))
         match head.method, id, is_file:
             case "GET", None, False:
                 return _enveloped([_fields(each) for each in owned.values()])
@@ -112,9 +111,11 @@ class RoutedFinetunes:
     async def _ask(self, client: Downstream, site: str, path: str, body: bytes) -> Answer:
         head, orders = client.head, self._finetunes.orders
         assert orders is not None
-        headers = {name: head.header(name) for name in ("authorization", "content-type") if head.has(name)}
+        headers = {"content-type": head.header("content-type")} if head.has("content-type") else {}
         if head.holder is not None:
             headers[ACCOUNT] = head.holder.account.name
+        elif key := self._finetunes.key(head):
+            headers["authorization"] = f"Bearer {key}"
         told = await orders.exchange("POST", site, _AT_SITES + path, body, headers=headers, timeout_s=UPLOAD_S)
         return told.status, told.body
 

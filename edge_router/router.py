@@ -3,10 +3,10 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from edge_router.admission import AdmissionFilter, TenantLimits
 from edge_router.batches.queue import BatchQueue
@@ -37,6 +37,7 @@ from edge_router.tunnels import Tunnels
 from edge_router.upstream import Upstream
 from sites.config import ConfigError
 from sites.network import NetworkConfig
+from wire import background
 from wire.credentials import Access, known_keys
 from wire.headers import HOP_SECRET_ENV
 
@@ -85,9 +86,14 @@ class EdgeRouter:
         async with AsyncExitStack() as stack:
             if self.proxy.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
-            for store in (self.objectives, self.shared, self.accounting.ledger):  # told of requests to the last one
+            stores = (
+                ("objectives", self.objectives),
+                ("shared quotas", self.shared),
+                ("the ledger", self.accounting.ledger),
+            )
+            for name, store in stores:  # told of requests to the last one
                 if store is not None:
-                    await stack.enter_async_context(_at_work(store))
+                    await stack.enter_async_context(_at_work(store, name))
             upstream = await stack.enter_async_context(Upstream(self.network.relay, self.secret, self.clocks))
             tcp = await stack.enter_async_context(connector())
             probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
@@ -95,26 +101,26 @@ class EdgeRouter:
             hints = await stack.enter_async_context(WakeHints(orders, self.metrics.registry))
             fetch = status_fetch(probing, self.secret, self.clocks)
             monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
-            for work in (monitor.run(), *self._works(orders)):
-                await stack.enter_async_context(task(work))
+            for name, work in (("the probes of sites", monitor.run), *self._works(orders)):
+                await stack.enter_async_context(background.running(work, name))
             self.proxy.upstream, self.proxy.selector.hints = upstream, hints
             stack.callback(self._disconnect)
             if self.batches is not None:
-                await stack.enter_async_context(_at_work(self.batches))
+                await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
             yield orders
 
-    def _works(self, orders: SiteOrders) -> Iterator[Coroutine[Any, Any, None]]:
+    def _works(self, orders: SiteOrders) -> Iterator[tuple[str, background.Work]]:
         if self.recordings.journals is not None:
-            yield self.recordings.sweep()
+            yield "the sweep of durable streams", self.recordings.sweep
         if self.places.database is not None:
-            yield self.places.database.watch()
+            yield "the watch over clients.geo_database", self.places.database.watch
         if self.secret:  # without it no site answers
             finetunes = self.proxy.selector.finetunes
             finetunes.orders = orders
-            yield finetunes.run()
+            yield "carrying fine-tunes between sites", finetunes.run
             if self.accounting.ledger is not None:
-                yield SiteUsage(self.backends, orders, self.accounting).run()
+                yield "collecting what functions have used", SiteUsage(self.backends, orders, self.accounting).run
 
     def _disconnect(self) -> None:
         self.proxy.upstream = self.proxy.selector.hints = None
@@ -137,17 +143,6 @@ class EdgeRouter:
         )
 
 
-@asynccontextmanager
-async def task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do work in a task of its own until the scope ends."""
-    made = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        made.cancel()
-        await asyncio.gather(made, return_exceptions=True)
-
-
 class _Store(Protocol):
     """What is written behind the requests that it is told of."""
 
@@ -157,9 +152,9 @@ class _Store(Protocol):
 
 
 @asynccontextmanager
-async def _at_work(store: _Store) -> AsyncIterator[None]:
+async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
     try:
-        async with task(store.run()):
+        async with background.running(store.run, name):
             yield
     finally:
         await store.close()

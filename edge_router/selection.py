@@ -71,11 +71,13 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that."""
+        """Return the sites that may see the request, and have its function where any says so, or its adapter if an account has uploaded that. While
+        none says so, those that have never published anything: that the others do not have the function is no word on whether it is there."""
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
             name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
-            asked = [backend for backend in asked if name in backend.published.functions] or asked
+            saying_so = [backend for backend in asked if name in backend.published.functions]
+            asked = saying_so or [backend for backend in asked if backend.status is None] or asked
         views = [backend.view() for backend in asked]
         if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
             views = [view for view in views if view.name in holders]
@@ -152,6 +154,8 @@ class SiteSelector:
             backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
             ticket.refused()  # nothing is wrong with it where its other models, or functions, are concerned
+        elif failure.kind == "failing":
+            ticket.is_undecided = True  # until another site has answered the same request
         elif failure.kind in ("untrusted", "no_files"):
             ticket.refused()  # its probes, which are signed as well, will tell; and it is not to blame for our own limits
         elif failure.kind == "connect":
@@ -165,12 +169,16 @@ class SiteSelector:
         """What a begun answer says: where the conversation lives now, and how good the prediction was."""
         self._metrics.tried(preference.backend.name, "answered")
         self._metrics.decided(preference)
+        if response.failure is None:
+            for site, failure in proxied.tries.failures.items():
+                if failure.kind == "failing":
+                    self.backends[site].failed_plainly()
         if response.status < 400:
             self._sessions.learn(proxied.request.conversation, preference.backend.name)
             if response.body is None and proxied.is_at_first_try:
                 self._metrics.first_token(preference, elapsed_s)
-                if proxied.request.model is not None:
-                    self.backends[preference.backend.name].first_token(preference.expected_ms, 1000 * elapsed_s)
+                if (expected_ms := proxied.expected_ms(preference)) is not None:
+                    self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed]) -> ApiError:
         if (allowed := self._allowed(request)) is not None:

@@ -26,6 +26,7 @@ from sites.config import SERVER_ENV, ConfigError, check_secrets
 from sites.network import DoorConfig, NetworkConfig, load_network
 from sites.reloading import read_again
 from sites.rules import is_loopback
+from wire import background
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from wire.http.listen import (
     GRACE_S,
@@ -132,13 +133,12 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     certificate = Certificate.of(network.listen, http2=door.server_name == "hypercorn")
     async with app.router.lifespan_context(app):
         await server.start(listener, certificate.context if certificate else None)
-        watch = asyncio.create_task(certificate.watch()) if certificate else None
+        watch = background.start(certificate.watch, "the watch over the certificate") if certificate else None
         try:
             yield server
         finally:
             if watch is not None:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+                await background.stop(watch)
             await server.stop(GRACE_S)
 
 

@@ -5,7 +5,10 @@ A timer each would be set and cleared for every token. Knows when to look, and n
 
 import asyncio
 import time
+from operator import methodcaller
 from typing import Protocol
+
+from wire.background import for_each
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
 LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in the processor's caches
@@ -35,7 +38,6 @@ class SilenceWatch:
             watched = tuple(self.watched)
             for start in range(0, len(watched), LOOKED_AT_ONCE):
                 now = time.monotonic()
-                for each in watched[start : start + LOOKED_AT_ONCE]:
-                    if each in self.watched:
-                        each.look(now, awake_since)
+                due = (each for each in watched[start : start + LOOKED_AT_ONCE] if each in self.watched)
+                for_each(due, methodcaller("look", now, awake_since), "the time limits of one request")
                 await asyncio.sleep(0)

@@ -18,9 +18,13 @@ Failure = Literal[
     "no_model",
     "untrusted",
     "no_files",
+    "failing",
 ]
 
 SPENT_STATUSES = frozenset({502, 503, 504})
+FAILING_STATUSES = frozenset(
+    {429, 500}
+)  # of a site, or of what stands before it; or the request is at fault, and any site says so
 
 
 class SiteFailed(Exception):
@@ -44,6 +48,13 @@ _KINDS: dict[str, Failure] = {
 }
 
 
+def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
+    """Return the failure that an answer without a word of the site's own may be; None if it is none. Whose fault it is shows at another site."""
+    if response.status not in FAILING_STATUSES or response.header(REFUSAL):
+        return None
+    return SiteFailed("failing", _detail(response, body), _retry_after_s(response))
+
+
 def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: bool) -> None:
     """Raises SiteFailed where the site, and not the request, is at fault. The site's header says so and never a body, which may be a function's; a
     gateway before the site has only a status, which is believed where no function answers."""
@@ -53,8 +64,14 @@ def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: boo
     queue = response.header(QUEUE)
     if word and queue.isascii() and queue.isdigit() and len(queue) < 12:
         raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
-    after = response.header("retry-after")
+    raise SiteFailed(_KINDS.get(word, "full"), _detail(response, body), _retry_after_s(response))
+
+
+def _detail(response: ResponseParser, body: bytes) -> str:
     said = str(error_of(body).get("message", ""))[:200]
-    detail = f"it answered {status}" + (f" ({said})" if said else "")
-    retry_after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None
-    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s)
+    return f"it answered {response.status}" + (f" ({said})" if said else "")
+
+
+def _retry_after_s(response: ResponseParser) -> float | None:
+    after = response.header("retry-after")
+    return float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None

@@ -29,7 +29,7 @@ class SiteOrders:
         """`urls` of the sites by name."""
         self._session = session
         self._urls = urls
-        self._secret, self._clocks = secret, clocks
+        self.secret, self._clocks = secret or "", clocks
 
     async def exchange(
         self,
@@ -46,9 +46,9 @@ class SiteOrders:
         named = {"content-type": "application/json", **(headers or {}), REQUEST_ID: (request_id := uuid.uuid4().hex)}
         try:
             async with asyncio.timeout(timeout_s):
-                if self._secret:
+                if self.secret:
                     hop = Hop(method, path, request_id, site)
-                    signed = self._secret, self._clocks.now_s(site), hop, body
+                    signed = self.secret, self._clocks.now_s(site), hop, body
                     named[HOP] = await aside_if_large(body, sign_hop, *signed)
                 url = self._urls[site] + path
                 async with self._session.request(method, url, data=BytesIO(body), headers=named) as answer:

@@ -16,8 +16,9 @@ from edge_router.relay import Broken, Cause, DeliveryLog, OpaqueRelay, RelayEven
 from edge_router.request import ValidRequest
 from edge_router.silence import LOOK_AGAIN_S, SilenceWatch
 from edge_router.site_clocks import SiteClocks
-from edge_router.site_failure import SiteFailed, raise_refusal
+from edge_router.site_failure import SiteFailed, plain_failure, raise_refusal
 from sites.network import RelayConfig
+from wire import background
 from wire.continuation import RESUME_POINTS
 from wire.headers import REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
 from wire.http.client import (
@@ -182,7 +183,7 @@ class UpstreamAttempt:
         body = await self._body(connection)
         raise_refusal(connection.response, body, is_for_function=False)
         self._check_continuation(head.status)
-        return UpstreamResponse(self._upstream, connection, body)
+        return UpstreamResponse(self._upstream, connection, body, failure=plain_failure(head, body))
 
     def _check_continuation(self, status: int) -> None:
         if self._limits.is_continuation:
@@ -253,8 +254,10 @@ class UpstreamResponse:
         relay: StreamRelay | OpaqueRelay | None = None,
         first: list[RelayEvent] | None = None,
         pace: SitePace | None = None,
+        failure: SiteFailed | None = None,
     ) -> None:
-        """`first`: what has been read of a stream."""
+        """`first`: what has been read of a stream; `failure`: what the answer is if it is not the request's fault."""
+        self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
         self.body = body
@@ -365,15 +368,14 @@ class Upstream:
 
     async def __aenter__(self) -> "Upstream":
         self.silence.watched.add(self)
-        self._watch = asyncio.create_task(self.silence.run())
+        self._watch = background.start(self.silence.run, "the watch over silent streams")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         assert self._watch is not None
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        await background.stop(self._watch)
         self.pool.close()
 
     def look(self, now: float, awake_since: float) -> None:

@@ -50,11 +50,14 @@ class Feed:
         self._next = None
 
     async def events(self) -> AsyncIterator[bytes]:
-        """A whole picture first, then what changes. A page that was away gets a whole picture again, so nothing is to be resumed."""
-        yield self._whole()
+        """A whole picture first, then what changes. A page that was away gets a whole picture again, so nothing is to be resumed, and so does one
+        that took longer than a second: changes are written once, and it has missed some."""
+        event, seen = self._whole(), self._second
         while True:
+            yield event
             await self._until_next()
-            yield self._event
+            event = self._event if self._second == seen + 1 else self._whole()
+            seen = self._second
 
     async def _until_next(self) -> None:
         if self._next is None:

@@ -31,6 +31,7 @@ from runtime.routes.workers_ai import workers_ai_routes
 from runtime.site import Site
 from sites.config import ConfigError
 from sites.site import SiteConfig
+from wire import background
 from wire.headers import HOP_SECRET_ENV
 
 if TYPE_CHECKING:
@@ -119,13 +120,12 @@ class SiteApp(Starlette):
 @asynccontextmanager
 async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
     async with app.site.running(), app.functions or nullcontext():
-        beside = [asyncio.create_task(work) for work in (app.feed.run(), app.responses.run())]
+        feed = background.running(app.feed.run, "the page's feed")
+        sweep = background.running(app.responses.run, "the sweep of kept responses")
         try:
-            yield
+            async with feed, sweep:
+                yield
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
             await app.responses.close()
             if app.site.tracing is not None:
                 await asyncio.to_thread(app.site.tracing.close)

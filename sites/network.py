@@ -150,7 +150,10 @@ class TenantLimitsConfig(Table, frozen=True, kw_only=True):
 
     requests_per_min: Positive | None = None
     tokens_per_min: Annotated[
-        Positive | None, Meta(description="of prompts, as the router estimates them, and answers")
+        Positive | None,
+        Meta(
+            description="of prompts, as the router estimates them, and answers; a request reserves its prompt and max_tokens, or 256"
+        ),
     ] = None
     max_open: Annotated[Count | None, Meta(description="requests at work at once")] = None
 

@@ -63,11 +63,13 @@ def test_a_package_imports_only_those_it_may_know(package: str) -> None:
             )
 
 
-def test_http_on_sockets_knows_nothing_of_ours_but_errors() -> None:
+def test_http_on_sockets_knows_nothing_of_ours_but_errors_and_background_tasks() -> None:
     for path in modules("wire/http"):
         for name in imported(path):
             ours = name.partition(".")[0] in PACKAGES
-            assert not ours or name.startswith(("wire.http", "wire.errors")), f"{path} imports {name}"
+            assert not ours or name.startswith(("wire.http", "wire.errors", "wire.background")), (
+                f"{path} imports {name}"
+            )
 
 
 def test_the_runtime_knows_only_the_engines_client_half() -> None:

@@ -18,10 +18,10 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger("pilotlight.background")
 
 
-def start(work: Work, name: str, *, restart_after_s: float = RESTART_AFTER_S) -> asyncio.Task[None]:
+def start(work: Work, name: str) -> asyncio.Task[None]:
     """Run `work` in a task, anew each time it raises; it is over when `work` returns or the task is cancelled. Keep the task: the loop does not.
     `name` is for the log, as "the usage ledger"."""
-    return asyncio.create_task(_repeat(work, name, restart_after_s), name=name)
+    return asyncio.create_task(_repeat(work, name), name=name)
 
 
 @asynccontextmanager
@@ -50,10 +50,10 @@ def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> 
             log.exception("%s failed for %.200r; the others go on", name, item)
 
 
-async def _repeat(work: Work, name: str, restart_after_s: float) -> None:
+async def _repeat(work: Work, name: str) -> None:
     while True:
         try:
             return await work()
         except Exception:
-            log.exception("%s failed and starts again in %g s", name, restart_after_s)
-        await asyncio.sleep(restart_after_s)
+            log.exception("%s failed and starts again in %g s", name, RESTART_AFTER_S)
+        await asyncio.sleep(RESTART_AFTER_S)

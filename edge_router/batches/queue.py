@@ -107,7 +107,13 @@ class BatchQueue:
 
     async def _begin_requests(self) -> None:
         while not self._proxy.admission.is_draining and (lane := self._next_lane()) is not None:
-            request = await self.do(self.store.next_waiting, lane.owner, lane.model, lane.last)
+            try:
+                request = await self.do(self.store.next_waiting, lane.owner, lane.model, lane.last)
+            except ApiError:
+                raise
+            except Exception:  # a row that cannot be read costs its owner a minute, and nobody else anything
+                log.exception("the next request of %s for %s cannot be read", lane.owner, lane.model)
+                request = None
             if request is None:
                 if not lane.num_open:
                     del self._lanes[lane.owner, lane.model]

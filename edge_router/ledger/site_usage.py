@@ -61,7 +61,13 @@ class SiteUsage:
         answer = await self._orders.exchange("POST", site, USAGE_PATH, asked, most_bytes=MOST_BYTES)
         if answer.status != 200:
             return False
-        told = msgspec.json.decode(answer.body, type=UsageTold)  # without what is written: the site has just been told
+        try:
+            told = msgspec.json.decode(
+                answer.body, type=UsageTold
+            )  # without what is written, of which the site knows now
+        except msgspec.MsgspecError as error:
+            log.warning("site %s reports what its functions have used in a form that cannot be read: %s", site, error)
+            return False
         await self._ledger.add(told.records)
         self._accounting.count(told.records)
         self._written[site] = tuple(record.request.id for record in told.records)

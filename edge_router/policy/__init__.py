@@ -65,6 +65,9 @@ class BackendView(msgspec.Struct, frozen=True):
         0  # prompt tokens of what this router sent behind its oldest unanswered request there, whatever the status says
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    proven_lateness_ms: float = (
+        0.0  # the same as more than one answer has shown: what moves a conversation away from its cache
+    )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
@@ -153,13 +156,18 @@ HEALTHY_FLOOR = (
 
 
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """The usable sites that serve the model, or may serve it; all usable ones if no site does, so that one of them can say so. When nothing is
-    usable, the least bad ones: a site that missed its probes may still answer, one that drains is certain to refuse."""
+    """Return the usable sites among those that serve the model, or of which that is not known; only if each is known not to, all sites count, so
+    that one of them can say so. When none is usable, the least bad ones: a site that missed its probes may still answer, one that drains is
+    certain to refuse. So a model whose only site is away is never asked for at the others, which would call it unknown."""
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
-    usable = [backend for backend in backends if backend.state in USABLE]
-    usable = usable or [backend for backend in backends if backend.state == "unhealthy"]
-    usable = [backend for backend in usable if may_serve(backend, request.model)] or usable
+    serving = [backend for backend in backends if may_serve(backend, request.model)]
+    # One that failed to load it says so, and that another attempt may be worth it.
+    serving = (
+        serving or [backend for backend in backends if request.model and backend.model(request.model)] or list(backends)
+    )
+    usable = [backend for backend in serving if backend.state in USABLE]
+    usable = usable or [backend for backend in serving if backend.state == "unhealthy"]
     kept = [backend for backend in usable if not backend.is_ejected]
     return kept if len(kept) >= HEALTHY_FLOOR * len(usable) else usable
 

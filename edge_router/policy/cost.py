@@ -21,7 +21,8 @@ for long, it waits at most repeat_share times what is usual.
 What a site lacks and a KV store that it shares with another one holds, it reads where that is faster than computing: `prefill` has both.
 
 Differences too small to trust do not move a conversation away from its cache, nor do they send every new conversation to one of several equal sites:
-among equals the home wins, then rendezvous hashing.
+among equals the home wins, then rendezvous hashing. What a move must save besides grows with the prefill that it repeats, and one late answer moves
+nobody (`proven_lateness_ms`). A site that has not measured itself is taken to be as fast as those that have.
 
 What was published is a second old when it is used, and other routers have used it, too. So each preference carries the queue up to which it is one:
 a site that has a longer one declines at once, says how long it is, and the request is ranked anew. The second and third carry it as well: when a
@@ -55,6 +56,8 @@ class Assumptions:
     unsaid_ms: float = 150.0  # what else such a site may hide
     full_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
+    # What a move must save besides, for predictions are noisy: as long as the prefill that it repeats, and at most so long.
+    most_noise_ms: float = 250.0
     stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
     unseen_s: float = 0.2  # of the work that reaches an average site: so much may have come since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
@@ -77,6 +80,8 @@ class Priced(NamedTuple):
     repeat_ms: float  # what is lost by computing again what another site holds
     backend: BackendView
     terms: dict[str, float]
+    cached: int  # tokens of the prompt that need no prefill
+    ms_per_token: float  # of prefill
 
 
 class Scored(NamedTuple):
@@ -84,6 +89,16 @@ class Scored(NamedTuple):
     cost_ms: float
     backend: BackendView
     terms: dict[str, float]
+    cached: int
+    ms_per_token: float
+
+
+class TypicalMs(NamedTuple):
+    """What the sites that have measured themselves need on average. A site that has just started has no rates until it has worked: if it counted as
+    faster than those that have, each conversation would leave the site of its first turn."""
+
+    token: float  # of prefill
+    step: float  # of decode
 
 
 class CostPolicy:
@@ -100,9 +115,11 @@ class CostPolicy:
         most_cached, network_load = max(cached, default=0), _network_load(models)
         holders = sum([2 * held >= most_cached for held in cached])
         repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
-        stored = _stored_tokens(models, cached)
+        stored, typical = _stored_tokens(models, cached), _typical_ms(models, self.assumptions.prefill_tokens_per_s)
         priced = [
-            self.price(request, backend, model, held, most_cached, repeat_weight, _readable(model, held, stored))
+            self.price(
+                request, backend, model, held, most_cached, repeat_weight, _readable(model, held, stored), typical
+            )
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
         if len(priced) == 1:
@@ -138,8 +155,15 @@ class CostPolicy:
         most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
         most_repeat_ms = self.assumptions.repeat_share * least_ms / (1 + over)
         scored = [
-            Scored(cost + _bounded(delay, most_delay_ms) + _bounded(repeat, most_repeat_ms), cost, backend, terms)
-            for cost, delay, repeat, backend, terms in priced
+            Scored(
+                each.cost_ms + _bounded(each.delay_ms, most_delay_ms) + _bounded(each.repeat_ms, most_repeat_ms),
+                each.cost_ms,
+                each.backend,
+                each.terms,
+                each.cached,
+                each.ms_per_token,
+            )
+            for each in priced
         ]
         scored.sort(key=_best_first)
         return scored
@@ -153,13 +177,15 @@ class CostPolicy:
         most_cached: int,
         repeat_weight: float,
         readable: int,
+        typical: "TypicalMs",
     ) -> Priced:
         """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does, `readable`: that it
-        could read from its KV store besides; `repeat_weight`: how many times the prefill of tokens that another site holds is lost to others."""
+        could read from its KV store besides; `repeat_weight`: how many times the prefill of tokens that another site holds is lost to others;
+        `typical`: what a site that has not measured itself is taken to need."""
         believed, status = self.assumptions, backend.status
         # It changes slowly: a stale rate is better than a guess.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
-        ms_per_token = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
+        ms_per_token = 1000 / rate if rate > 0 else typical.token
         rtt_ms = _rtt_ms(request, backend)
         prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = 0.0
         if request.model is not None and (model is not None or status is None):
@@ -172,7 +198,7 @@ class CostPolicy:
                 load = min(believed.most_load, model.arriving_tokens_per_s * ms_per_token / 1000)
                 wake_ms, served_ms = self._wake_ms(request, backend, model)
                 queue_ms = _queue_ms(request, backend, model, ms_per_token, served_ms * (1 - load))
-                step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else 0.0
+                step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else typical.step
                 if model.arriving_per_s:
                     delay_ms = prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
             else:
@@ -183,6 +209,8 @@ class CostPolicy:
         elif not backend.status_is_fresh:
             doubt_ms = believed.unsaid_ms
         full_ms = believed.full_ms if _occupancy(backend) >= 1 else 0.0
+        is_home = request.home is not None and request.home.site == backend.name
+        lateness_ms = backend.proven_lateness_ms if is_home else backend.lateness_ms
         terms = {
             "rtt": rtt_ms,
             "queue_ahead": queue_ms,
@@ -191,10 +219,10 @@ class CostPolicy:
             "decode_step": step_ms,
             "full": full_ms,
             "doubt": doubt_ms,
-            "lateness": backend.lateness_ms,
+            "lateness": lateness_ms,
         }
-        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + backend.lateness_ms
-        return Priced(cost_ms, delay_ms, repeat_ms, backend, terms)
+        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + lateness_ms
+        return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
         """What is left of the model's wake when this request is decided, and for how long the site has served its queue since it published."""
@@ -222,6 +250,9 @@ class CostPolicy:
         if home is not None:
             stickiness_ms = reach_ms + self.assumptions.stickiness_ms if home.by_name else reach_ms
             at_home = next((each for each in scored if each.backend.name == home.site), None)
+            if at_home is not None:
+                repeated_ms = (at_home.cached - scored[0].cached) * scored[0].ms_per_token
+                stickiness_ms += _bounded(repeated_ms, self.assumptions.most_noise_ms)
             if at_home is not None and at_home.score_ms <= least_ms + stickiness_ms:
                 return [at_home, *(each for each in scored if each is not at_home)], "home"
             reason = "home_too_dear" if at_home is not None else "home_lost"
@@ -268,6 +299,18 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
             arriving += min(model.arriving_tokens_per_s, model.prefill_tokens_per_s)
             able += model.prefill_tokens_per_s
     return arriving / able if able else 0.0
+
+
+def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: float) -> TypicalMs:
+    """`prefill_tokens_per_s`: where no site has measured its own."""
+    tokens = [
+        1000 / model.prefill_tokens_per_s for model in models if model is not None and model.prefill_tokens_per_s > 0
+    ]
+    steps = [
+        1000 / model.decode_tokens_per_s for model in models if model is not None and model.decode_tokens_per_s > 0
+    ]
+    token_ms = sum(tokens) / len(tokens) if tokens else 1000 / prefill_tokens_per_s
+    return TypicalMs(token_ms, sum(steps) / len(steps) if steps else 0.0)
 
 
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:

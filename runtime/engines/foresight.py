@@ -41,12 +41,18 @@ class Foresight:
         while True:
             await asyncio.sleep(FORESIGHT_S)
             for state in self._states:
-                if state.is_asleep and self._is_expected(state):
-                    self._wake_quietly(state)
-                elif state.is_asleep and self._is_missed(state):
-                    self._queue.begin(state)
-                elif _has_idled(state):
-                    await self._put_to_sleep(state)
+                try:
+                    await self._look(state)
+                except Exception:  # whatever it is, the other models have their turn
+                    log.exception("looking whether model %s is to be awake", state.name)
+
+    async def _look(self, state: ModelState) -> None:
+        if state.is_asleep and self._is_expected(state):
+            self._wake_quietly(state)
+        elif state.is_asleep and self._is_missed(state):
+            self._queue.begin(state)
+        elif _has_idled(state):
+            await self._put_to_sleep(state)
 
     def _is_expected(self, state: ModelState) -> bool:
         lead_s = FORESIGHT_S + 2 * state.expected_wake_s(self._memory.holds(state))

@@ -31,6 +31,7 @@ from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
 from runtime.finetunes import FinetuneStore
 from sites.site import SiteConfig
+from wire import background
 from wire.data_sites import DataSites
 from wire.errors import ApiError
 
@@ -86,9 +87,9 @@ class Models:
         for state in self._states.values():
             if state.config.residency == "device":
                 self._queue.begin(state)
-        self._tasks.append(asyncio.create_task(self._foresight.run(), name="foresight"))
+        self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
         if len(self._fleet.hosts) > 1:
-            self._tasks.append(asyncio.create_task(self._autoscaler.run(), name="autoscaler"))
+            self._tasks.append(background.start(self._autoscaler.run, "moving models between devices"))
         if self.lenders is not None:
             self._tasks += self.lenders.start()
 

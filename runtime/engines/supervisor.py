@@ -15,6 +15,7 @@ from runtime.engines.device_host import DeviceHost
 from runtime.engines.running_host import Launcher, RunningHost
 from runtime.timeline import Timeline
 from sites.site import EngineConfig
+from wire import background
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -39,7 +40,7 @@ class Supervisor:
     async def __aenter__(self) -> DeviceHost:
         self._tasks = [
             asyncio.create_task(self._supervise(), name="engine supervisor"),
-            asyncio.create_task(self.device_host.standby.run(), name="engine standby"),
+            background.start(self.device_host.standby.run, "keeping a standby engine host"),
         ]
         return self.device_host
 

@@ -232,6 +232,22 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
             await store.close()
 
 
+async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
+    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def raises(*_: Any, **__: Any) -> Any:
+        raise ValueError("a mistake")
+
+    async with opened(path, days) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_add", raises)
+            async with asyncio.timeout(10):
+                assert not await store.keep(response("a"))
+        assert "a mistake" in caplog.text
+        assert await store.keep(response("b"))
+        assert await there(store, "a", "b") == [False, True]
+
+
 async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     add = response_rows.add

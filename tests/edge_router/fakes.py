@@ -242,8 +242,10 @@ async def router(
     policy: Policy | None = None,
     probe_interval_s: float = 0.05,
     tables: Mapping[str, Any] | None = None,
+    until: Mapping[str, str] | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
+    """`until`: the states of sites that are waited for; without them all are to be healthy."""
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
         "connect_timeout_s": 1.0,
@@ -262,7 +264,7 @@ async def router(
         running = Router(url, proxy, session, server, app.edge.tunnels)
         async with asyncio.timeout(10):
             await running.until(lambda: proxy.upstream is not None)
-            await running.until_states(**{site.name: "healthy" for site in fakes})
+            await running.until_states(**(until or {site.name: "healthy" for site in fakes}))
         yield running
         await _assert_nothing_is_left(running)
     leaked = {

@@ -38,8 +38,12 @@ def _price(
 ) -> tuple[float, float, dict[str, float]]:
     believed, status = Assumptions(), site.status
     model = site.model(request.model) if request.model is not None else None
+    served = [found for other in others if (found := other.model(request.model or "")) is not None]
+    tokens = [1000 / each.prefill_tokens_per_s for each in served if each.prefill_tokens_per_s > 0]
+    steps = [1000 / each.decode_tokens_per_s for each in served if each.decode_tokens_per_s > 0]
+    typical_ms = sum(tokens) / len(tokens) if tokens else 1000 / believed.prefill_tokens_per_s
     rate = model.prefill_tokens_per_s if model is not None else 0.0
-    ms = 1000 / (rate if rate > 0 else believed.prefill_tokens_per_s)
+    ms = 1000 / rate if rate > 0 else typical_ms
     rtt = site.rtt_ms
     if request.client is not None:
         rtt = seed_rtt_ms(request.client, site.place) + max(0.0, site.rtt_ms - site.seed_rtt_ms)
@@ -76,7 +80,8 @@ def _price(
             wake = max(0.0, left)
             work = model.queued_tokens * ms + sent
             queue = max(0.0, work - served * (1 - load), sent - since, site.unanswered_tokens * ms)
-            step = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else 0.0
+            step = sum(steps) / len(steps) if steps else 0.0
+            step = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else step
             delay = prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))
         if not site.status_is_fresh or status is None:
             doubt = believed.unsaid_ms + believed.unsaid_queue_tokens * ms
@@ -84,7 +89,9 @@ def _price(
         doubt = believed.unsaid_ms
     full = believed.full_ms if _occupancy(site) >= 1 else 0.0
     terms = dict(rtt=rtt, queue_ahead=queue, prefill=prefill + reading, wake=wake, decode_step=step, full=full)
-    return delay, repeat, {**terms, "doubt": doubt, "lateness": site.lateness_ms}
+    is_home = request.home is not None and request.home.site == site.name
+    late = site.proven_lateness_ms if is_home else site.lateness_ms
+    return delay, repeat, {**terms, "doubt": doubt, "lateness": late}
 
 
 def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:

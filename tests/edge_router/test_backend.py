@@ -1,6 +1,7 @@
 """A site's state, round trip and what was sent there since it last spoke: all by rules, with a clock that only tests move."""
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import pytest
@@ -21,9 +22,11 @@ from edge_router.health import (
 from edge_router.probed_state import RECOVER_AFTER, SLOW_START_S
 from edge_router.published_status import PublishedStatus
 from edge_router.rtt import RoundTrip, seed_rtt_ms
+from edge_router.site_clocks import SiteClocks
 from sites.network import HealthConfig, RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
+from wire import background
 from wire.prefixes import encode_prefixes
 from wire.status import Place, SiteStatus, decode_status, encode_status
 
@@ -256,6 +259,29 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
     assert sum(1 < seconds <= 2 for seconds in slept) == pytest.approx(1000, abs=1)
 
 
+async def test_a_site_whose_status_cannot_be_taken_in_keeps_no_other_from_being_probed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}, health=asdict(HEALTH))
+    backends, asked, both = static_backends(net, Clock()), Counter[str](), asyncio.Event()
+
+    def raises(status: object, asked_at: float) -> None:
+        raise ZeroDivisionError("of what it published")
+
+    async def fetch(url: str, site: str) -> ProbeReply:
+        asked[site] += 1
+        if min(asked["ams1"], asked["iad1"]) >= 3:
+            both.set()
+        return ProbeReply(encode_status(site_status(site, asked[site])), 200, 1)
+
+    monkeypatch.setattr(backends["ams1"], "answered", raises)
+    monitor = HealthMonitor(backends.values(), fetch, HEALTH, Clock(), lambda seconds: asyncio.sleep(0))
+    async with background.running(monitor.run, "probes"), asyncio.timeout(20):
+        await both.wait()
+    assert (backends["ams1"].state, backends["iad1"].state) == ("unhealthy", "healthy")
+    assert "of what it published" in caplog.text
+
+
 def test_inflight_is_a_scope_and_pending_ends_with_the_first_byte() -> None:
     backend = Probes().backend
     with backend.inflight(100) as first, backend.inflight(30):
@@ -325,8 +351,12 @@ async def test_only_a_new_connection_costs_a_second_round_trip() -> None:
         fetched = [await fetch(site.url + "/status", "ams1") for _ in range(3)]
         assert [(reply.http_status, reply.round_trips) for reply in fetched] == [(200, 2), (200, 1), (200, 1)]
         site.secret = "s" * 32
-        fetch = status_fetch(session, site.secret)
+        fetch = status_fetch(session, site.secret, SiteClocks(["ams1"]))
         assert (await fetch(site.url + "/status?digests=7", "ams1")).http_status == 200  # the query is signed, too
+        site.clock_ahead_s = 3600.0
+        refused, known = [await fetch(site.url + "/status", "ams1") for _ in range(2)]
+        assert (refused.http_status, refused.round_trips) == (200, 2), "it was asked again, by the site's own clock"
+        assert (known.http_status, known.round_trips) == (200, 1)
         site.status_body = b" " * (5 << 20)
         with pytest.raises(ProbeError, match="larger than"):
             await fetch(site.url + "/status", "ams1")

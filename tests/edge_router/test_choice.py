@@ -104,6 +104,64 @@ async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_els
             assert (status, "iad1: cannot connect" in told["error"]["message"]) == (503, True)
 
 
+async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        fakes[1].status_fields = {"models": (model_status("coal"),)}
+        fakes[1].behave = answer(404, {"error": {"message": "no such model", "code": "model_not_found"}})
+        async with router(fakes) as running:
+            async with running.chat(model="nobody-has-it") as response:
+                assert response.status == 404
+            fakes[1].bodies.clear()
+            fakes[0].status_fields = {"draining": True}
+            await running.until_states(ams1="draining")
+            async with running.chat() as response:
+                assert (response.status, fakes[1].bodies) == (503, [])
+                assert int(response.headers["retry-after"]) >= 1
+            await fakes[0].stop()
+            await running.until_states(ams1="unhealthy")
+            async with running.chat() as response:
+                assert (response.status, fakes[1].bodies) == (503, [])
+            async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
+                assert (response.status, fakes[1].bodies) == (429, [])
+            async with running.chat(model="nobody-has-it") as response:
+                assert response.status == 404
+
+
+async def test_what_a_site_that_was_never_heard_of_may_have_is_not_said_to_be_unknown() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        fakes[1].status_fields = {"models": (model_status("coal"),)}
+        fakes[1].behave = answer(404, {"error": {"message": "there is none", "code": "model_not_found"}})
+        await fakes[0].stop()
+        async with router(fakes, until={"ams1": "unhealthy", "iad1": "healthy"}) as running:
+            async with running.chat() as response:
+                assert (response.status, "ams1: cannot connect" in await response.text()) == (503, True)
+            async with running.http.get(f"{running.url}/fn/notes/") as response:
+                assert response.status == 503
+            async with running.http.get(f"{running.url}/v1/models/ember") as response:
+                assert response.status == 503
+            assert fakes[1].bodies == []
+            fakes[0].behave = fakes[1].behave
+            await fakes[0].start()
+            await running.until_states(ams1="healthy")
+            async with running.chat(model="nobody-has-it") as response:
+                assert response.status == 404
+            async with running.http.get(f"{running.url}/fn/notes/") as response:
+                assert response.status == 404
+
+
+async def test_a_model_that_its_only_site_could_not_load_is_not_said_to_be_unknown() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        fakes[0].status_fields = {"models": (model_status(residency="failed"),)}
+        fakes[0].behave = refuse("model_load_failed", 500)
+        fakes[1].status_fields = {"models": (model_status("coal"),)}
+        fakes[1].behave = answer(404, {"error": {"message": "no such model", "code": "model_not_found"}})
+        async with router(fakes) as running:
+            for _ in range(4):
+                async with running.chat() as response:
+                    assert response.status == 503
+            assert fakes[1].bodies == []
+
+
 async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=LeastOutstandingPolicy()) as running:
         fakes[0].behave = fakes[1].behave = raw_stream(event(0), end="on command")

@@ -66,7 +66,7 @@ async def test_a_site_that_is_gone_is_named_and_no_other_is_asked(monkeypatch: p
         assert "data of the account acme may go to iad1 alone" in error["message"]
         async with running.chat(headers=BOB) as response:
             assert response.status == 200
-        assert [request.headers["authorization"] for request in fakes[0].seen] == ["Bearer bob"]
+        assert [request.headers["x-pilotlight-account"] for request in fakes[0].seen] == ["bob"]
 
 
 async def test_a_models_rule_holds_by_any_of_its_names_and_rules_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ async def test_a_client_that_takes_nothing_for_long_is_cut_off(
         client.downstream.look(time.monotonic() + 1000, NEVER)
 
 
-async def test_a_client_is_listened_to_once_its_work_has_been_looked_at() -> None:
+async def test_a_client_that_leaves_is_noticed_at_once_and_not_at_the_next_look() -> None:
     async def leave(client: Client, *, has_all: bool = False) -> str:
         async def work() -> str:
             if has_all:
@@ -189,15 +189,12 @@ async def test_a_client_is_listened_to_once_its_work_has_been_looked_at() -> Non
 
         client.say(part(b"", more=False))
         client.say(GONE)
-        return str(await looked_at(client, client.downstream.while_present(work()), at(0.0)))
+        return str(await looked_at(client, client.downstream.while_present(work())))
 
     with pytest.raises(DownstreamGone):
         await leave(Client())
     client = Client()
     assert await leave(client, has_all=True) == "done", "behind the answer's end a server says the same"
-    client = Client(GONE)
-    unlooked = client.downstream.while_present(asyncio.sleep(0.001, "done"))
-    assert await looked_at(client, unlooked) == "done", "nobody listens yet: most answers are there by then"
 
 
 async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
@@ -215,6 +212,65 @@ async def test_work_that_is_cut_ends_with_the_reason_and_none_begins_behind_it()
         )
     with pytest.raises(ApiError, match="cut"):
         await client.downstream.while_present(asyncio.sleep(0))
+
+
+async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() -> None:
+    for is_cut_first in (True, False):
+        client, seen = Client(), list[int]()
+
+        async def run(client: Client = client, seen: list[int] = seen) -> None:
+            task = client.downstream._task = asyncio.current_task()
+            assert task is not None
+            try:
+                await client.downstream.while_present(asyncio.sleep(60))
+            finally:
+                seen.append(task.cancelling())
+
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0)
+        if is_cut_first:
+            client.downstream.cut(ApiError("aborted", "cut"))
+            task.cancel()
+        else:
+            task.cancel()
+            client.downstream.cut(ApiError("aborted", "cut"))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert seen == [1], "the one that was not ours"
+
+
+async def test_work_that_was_cut_again_and_again_leaves_its_task_uncancelled() -> None:
+    client = Client()
+
+    async def work() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.while_present(asyncio.sleep(60))
+        return task.cancelling()
+
+    def cut(downstream: Downstream, began: float) -> None:
+        for _ in range(3):
+            downstream.cut(ApiError("aborted", "cut"))
+
+    assert await looked_at(client, work(), cut) == 0
+
+
+async def test_a_cut_at_the_works_last_step_is_raised_by_it_and_by_nothing_that_follows() -> None:
+    client, reason = Client(), ApiError("aborted", "cut")
+
+    async def last_step() -> None:
+        client.downstream.cut(reason)
+
+    async def work() -> str:
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.while_present(last_step())
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="cut"):
+            await client.downstream.body(4, 60.0, 60.0)
+        return "goes on"
+
+    assert await looked_at(client, work()) == "goes on"
 
 
 async def test_a_cancellation_from_elsewhere_stays_one() -> None:

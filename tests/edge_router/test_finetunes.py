@@ -252,7 +252,7 @@ async def test_a_site_that_refuses_is_asked_again_after_a_pause(monkeypatch: pyt
     )
     nobodys: Any = SimpleNamespace(accounts=(), models=())
     known: Any = finetunes.SiteFinetunes({"ams1": site}, DataPlaces(nobodys))
-    known.orders = SimpleNamespace(exchange=exchange)
+    known.orders = SimpleNamespace(exchange=exchange, secret="")
     running = asyncio.create_task(known.run())
     for _ in range(100):
         await asyncio.sleep(0)

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
@@ -419,6 +420,65 @@ async def test_it_sweeps_again_after_a_sweep_that_failed(
     sweeping.cancel()
     await asyncio.gather(sweeping, return_exceptions=True)
     assert "a disk that is gone" in caplog.text
+    journals.close()
+
+
+@pytest.mark.parametrize("fault", ["full memory", "an impossible point", "a caller that leaves"])
+async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    journals = Journals(tmp_path)
+    journal = await journals.begin(NAME, ASKED)
+    assert journal is not None
+    ended = ResumePoint(0, (100,), "stop")
+    written = Told(event(0), (ended, ResumePoint(0, (101,), None)) if fault == "an impossible point" else (ended,))
+    await journal.keep(AnswerBegun(200, (), None), written)
+    journal.release()
+    journals.close()
+    before = set(os.listdir("/proc/self/fd"))
+    config = DurableConfig(directory=str(tmp_path))
+    streams, head = DurableStreams(config, Clock()), Head("GET", "/", "/", [])
+    if fault == "full memory":
+        monkeypatch.setattr(DurableStreams, "num_bytes", property(lambda self: 1e12))
+    for _ in range(3):
+        asking = asyncio.create_task(streams.find(NAME, head, ASKED.tenant))
+        if fault == "a caller that leaves":
+            await asyncio.sleep(0)
+            asking.cancel()
+        with pytest.raises((ApiError, asyncio.CancelledError)) as refused:
+            await asking
+        assert fault != "full memory" or cast("ApiError", refused.value).word == "overloaded"
+    other = Journals(tmp_path)
+    found = await other.find(NAME)
+    assert found is not None
+    await asyncio.get_running_loop().run_in_executor(cast("Journals", streams.journals)._thread, lambda: None)
+    await found.read()
+    assert found.is_ours, "nobody else has it locked"
+    found.release()
+    other.close()
+    await streams.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_journal_that_cannot_be_deleted_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journals, take = Journals(tmp_path, lambda: 2e9), JournalFile.take
+    names = ["0" * 32, "1" * 32, "2" * 32]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+
+    def failing(file: JournalFile) -> bool:
+        if file.path.name == names[0]:
+            raise OSError("a lock that the disk does not give")
+        return take(file)
+
+    monkeypatch.setattr(JournalFile, "take", failing)
+    before = len(os.listdir("/proc/self/fd"))
+    journals.sweep(1.0, 1e9)
+    assert [path.name for path in tmp_path.iterdir()] == [names[0]]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert "a lock that the disk does not give" in caplog.text
     journals.close()
 
 

@@ -1,5 +1,6 @@
 """What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
 
+import asyncio
 import hashlib
 from contextlib import ExitStack, nullcontext
 from typing import cast
@@ -142,11 +143,31 @@ def test_other_schemes_are_refused_but_by_functions_which_judge_for_themselves()
         pass
 
 
-def test_tokens_are_charged_when_they_are_known_and_debts_are_waited_for() -> None:
+async def test_tokens_that_a_request_may_come_to_are_reserved_and_what_it_came_to_is_settled() -> None:
+    clock = Clock()
+    door = limits(clock, tokens_per_min=100)
+    first = await door.reserve(head("alice"), 60)
+    with pytest.raises(ApiError, match="fewer are left than the 60 that this request may take") as refused:
+        await door.reserve(head("alice"), 60)
+    assert refused.value.retry_after_s == pytest.approx(12.0)
+    assert await door.reserve(head("bob"), 60) is not None
+    door.settle(first, 20)
+    second = await door.reserve(head("alice"), 60)
+    door.settle(second, 60)
+    clock.advance(60)
+    whole = await door.reserve(head("alice"), 1_000_000)
+    assert whole is not None
+    assert whole.tokens == 100, "a request that may come to more than a minute's worth has all of one"
+    assert await door.reserve(head("alice"), 60, may_refuse=False) is not None
+    assert await door.reserve(head("alice"), 0) is None
+    assert await limits(clock).reserve(head("alice"), 60) is None
+
+
+async def test_an_answer_longer_than_it_was_taken_to_be_leaves_a_debt_that_is_waited_for() -> None:
     clock = Clock()
     door = limits(clock, tokens_per_min=100)
     ask(door, "alice")
-    door.charge(head("alice"), 220)
+    door.settle(await door.reserve(head("alice"), 50), 220)
     with pytest.raises(ApiError, match="100 tokens a minute") as refused:
         ask(door, "alice")
     assert refused.value.retry_after_s == 60.0  # at most, though the debt is longer
@@ -241,12 +262,13 @@ class Shared:
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}
         self.too_little: str | None = None
+        self.needs: list[float] = []
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
         return self.leases.setdefault(key, QuotaLease(key, capacity, per_s, before, 0.0))
 
     async def short(self, needs: list[tuple[QuotaLease, float]]) -> QuotaLease | None:
-        assert [need for _, need in needs] == [1.0] * len(needs)
+        self.needs += [need for _, need in needs]
         return next((lease for lease, _ in needs if lease.key.limit == self.too_little), None)
 
 
@@ -273,11 +295,18 @@ async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_route
         assert (requests.spent, requests.at_work, at_work.spent, at_work.at_work) == (1, 0, 0, 2)
         assert door.num_open == 3
     assert (requests.spent, at_work.at_work, door.num_open) == (1, 0, 0)
-    for name, amount in (("acme", 7), ("acme", 0), ("free", 9), ("stranger", 9)):
-        door.charge(heads[name], amount)
-    heads["acme"].is_for_batch = True
-    door.charge(heads["acme"], 100)
+    assert shared.needs == [1.0] * 4
+    reserved = [
+        await door.reserve(heads[name], amount) for name, amount in (("acme", 30), ("free", 9), ("stranger", 9))
+    ]
+    assert (tokens.spent, tokens.at_work, shared.needs[4:], reserved[1:]) == (0, 30, [30], [None, None])
+    door.settle(reserved[0], 7)
     assert (tokens.spent, tokens.at_work, requests.spent) == (7, 0, 1)
+    shared.too_little = "tokens_per_min"
+    with pytest.raises(ApiError, match="600 tokens a minute"):
+        await door.reserve(heads["acme"], 30)
+    heads["acme"].is_for_batch = True
+    assert await door.reserve(heads["acme"], 100) is None
     for limit, says in (("requests_per_min", "60 requests a minute"), ("max_open", "2 requests at work")):
         shared.too_little = limit
         with pytest.raises(
@@ -326,6 +355,28 @@ async def test_what_a_function_says_in_its_body_is_charged_to_nobody() -> None:
             async with running.http.get(running.url + "/fn/f", headers=ALICE) as response:
                 assert response.status == 200
         assert running.proxy.ended_tokens == 0
+
+
+@pytest.mark.parametrize(("most", "passing"), [(60, 1), (20, 3), (None, 1)])
+async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None, passing: int) -> None:
+    limit = {"tenant_limits": {"tokens_per_min": 100}}
+    async with sites("ams1") as fakes, router(fakes, tables=limit) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        fields = {} if most is None else {"max_tokens": most}
+        streams = await asyncio.gather(*[running.chat(headers=ALICE, **fields) for _ in range(10)])
+        assert sorted(each.status for each in streams) == [200] * passing + [429] * (10 - passing)
+        refused = next(each for each in streams if each.status == 429)
+        assert 0 < int(refused.headers["retry-after"]) <= 60
+        async with running.chat(headers=BOB, **fields) as response:
+            assert response.status == 200
+            fakes[0].go_on.set()
+            await response.read()
+        for each in streams:
+            await each.read()
+            each.close()
+        async with running.chat(headers=ALICE, max_tokens=20) as response:
+            assert response.status == 200, "what was reserved and not used is there again"
+            await response.read()
 
 
 async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end() -> None:

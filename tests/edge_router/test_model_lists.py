@@ -102,6 +102,31 @@ async def test_a_model_by_its_name_is_told_by_a_site_that_has_it() -> None:
                     )
 
 
+async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> None:
+    async with sites("ams1", "iad1") as fakes:
+        serve(fakes[0], "ember")
+        serve(fakes[1], "coal")
+        async with router(fakes) as running:
+            await fakes[0].stop()
+            await running.until_states(ams1="unhealthy")
+            for path, status in (
+                ("/v1/models/ember", 503),
+                ("/v1/models/none", 404),
+                ("/v1/models/coal", 200),
+                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),  # Workers AI's for 503
+                (f"{SEARCH}?search=ember", 429),
+                (f"{SEARCH}?search=coal", 200),
+            ):
+                async with running.http.get(running.url + path) as response:
+                    assert (path, response.status) == (path, status)
+                    assert ("retry-after" in response.headers) is (status in (429, 503))
+            serve(fakes[1], "coal", "ember")
+            fakes[1].behave = lister("coal")  # a search for what it also has, which it does not find
+            await running.until(lambda: running.proxy.selector.backends["iad1"].view().model("ember") is not None)
+            async with running.http.get(f"{running.url}{SEARCH}?search=none") as response:
+                assert (response.status, (await response.json())["result"]) == (200, [])
+
+
 async def test_an_adapter_is_told_by_the_kind_of_site_that_has_it() -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
@@ -114,6 +139,10 @@ async def test_an_adapter_is_told_by_the_kind_of_site_that_has_it() -> None:
             fakes[1].behave = fakes[0].behave
             async with running.http.get(running.url + "/v1/models/ember:french") as response:
                 assert (response.status, (await response.json())["error"]["message"]) == (404, "no adapter")
+            for behaviours in ((fakes[0].behave, refuse("draining")), (refuse("draining"), fakes[0].behave)):
+                fakes[0].behave, fakes[1].behave = behaviours
+                async with running.http.get(running.url + "/v1/models/ember:french") as response:
+                    assert response.status == 503, "one of its sites may have it, and cannot be asked"
 
 
 async def test_a_search_is_paged_over_all_sites() -> None:

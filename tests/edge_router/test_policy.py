@@ -408,4 +408,4 @@ def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> Non
     slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
     fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
     home = replace(ASK, home=Home("ams1", 990, by_name=False))
-    assert names(rank(home, replace(slow, rtt_ms=80.0), fast)) == ["iad1", "ams1"]
+    assert names(rank(home, replace(slow, rtt_ms=160.0), fast)) == ["iad1", "ams1"]

@@ -8,7 +8,7 @@ from edge_router.backend import Backend
 from edge_router.discovery import static_backends
 from edge_router.placement import MAX_WALK
 from edge_router.policy import BackendView, Home, RouteRequest
-from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored
+from edge_router.policy.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
 from tests.edge_router.builders import Clock, model_status, network, site_status, view
 from tests.edge_router.plain_cost import plain_costs, plain_scores
 from wire.status import ModelStatus, Place
@@ -28,6 +28,7 @@ def backend(draw: st.DrawFn, name: str) -> BackendView:
         "queued_tokens": draw(st.integers(0, 20_000)),
         "running": draw(st.integers(0, 50)),
         "prefill_tokens_per_s": draw(st.sampled_from([0.0, 500.0, 5000.0])),
+        "decode_tokens_per_s": draw(st.sampled_from([0.0, 10.0, 100.0])),
         "wake_ms": draw(st.sampled_from([0.0, 800.0])),
         "kv_store": draw(st.sampled_from(["", "one", "another"])),
         "kv_store_tokens_per_s": draw(st.sampled_from([0.0, 1000.0, 20_000.0])),
@@ -41,6 +42,7 @@ def backend(draw: st.DrawFn, name: str) -> BackendView:
         state=draw(st.sampled_from(["healthy", "unknown", "unhealthy", "draining"])),
         rtt_ms=draw(st.floats(0.3, 300)),
         lateness_ms=draw(st.sampled_from([0.0, 250.0])),
+        proven_lateness_ms=draw(st.sampled_from([0.0, 100.0])),
         unanswered_tokens=draw(st.sampled_from([0, 3000])),
         pending_tokens=draw(st.integers(0, 5000)),
         pending_requests=draw(st.integers(0, 5)),
@@ -186,9 +188,10 @@ class CountingPolicy(CostPolicy):
         most_cached: int,
         repeat_weight: float,
         readable: int,
+        typical: TypicalMs,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable)
+        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable, typical)
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:

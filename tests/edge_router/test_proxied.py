@@ -3,12 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from edge_router.policy import MAX_DECLINES
+from edge_router.policy import MAX_DECLINES, Preference
 from edge_router.proxied import MAX_HANDOVERS, BegunAnswer, ProxiedRequest, SiteTries, StreamRecovery
 from edge_router.relay import Cause, DeliveryLog
 from edge_router.site_failure import Failure, SiteFailed
 from edge_router.upstream import Lost
 from sites.network import RelayConfig
+from tests.edge_router.builders import view
 from tests.edge_router.test_pace import request
 from wire.continuation import AnswerName, ResumePoint
 from wire.errors import ApiError
@@ -120,13 +121,12 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
     ("fields", "is_held"), [({}, True), ({"wants_stream": False}, False), ({"model": None}, False)]
 )
 def test_a_site_is_held_to_what_was_predicted_of_a_new_stream_alone(fields: dict[str, object], is_held: bool) -> None:
-    class Predicted:
-        expected_ms = 5.0
-
+    predicted = Preference(view(), 5.0, {}, "cheapest")
     one = ProxiedRequest(replace(request(), **fields), RELAY, 0.0)  # type: ignore[arg-type]
-    assert one.expected_ms(Predicted()) == (5.0 if is_held else None)  # type: ignore[arg-type]
+    assert one.expected_ms(predicted) == (5.0 if is_held else None)
+    assert one.expected_ms(Preference(view(status=None), 5.0, {}, "cheapest")) is None, "it has promised nothing"
     one.recovery.cut("ams1", Lost("closed", "it was"), 0.0)
-    assert one.expected_ms(Predicted()) is None  # type: ignore[arg-type]
+    assert one.expected_ms(predicted) is None
 
 
 def test_a_client_is_told_who_was_lost_and_who_could_not_go_on() -> None:

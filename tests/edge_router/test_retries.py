@@ -202,6 +202,53 @@ async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
         assert fakes[2].bodies == []
 
 
+@pytest.mark.parametrize("status", [429, 500])
+@pytest.mark.parametrize("wants_stream", [True, False])
+async def test_a_site_that_answers_with_plain_failures_is_left_for_the_next_and_put_aside(
+    status: int, wants_stream: bool
+) -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = answer(status, {"error": {"message": "a proxy before it crashed"}})
+        for _ in range(EJECT_AFTER):
+            async with running.chat(stream=wants_stream) as response:
+                assert response.status == 200
+                assert "site=iad1" in response.headers["x-pilotlight-route"]
+        ams1 = running.proxy.selector.backends["ams1"]
+        await running.until(lambda: ams1.view().is_ejected)
+        assert len(fakes[0].bodies) == EJECT_AFTER
+        async with running.chat(stream=wants_stream) as response:
+            assert "tries=1" in response.headers["x-pilotlight-route"]
+        assert running.counted("pilotlight_router_tries_total", site="ams1", result="failing") == EJECT_AFTER
+
+
+async def test_a_failure_in_the_same_words_at_two_sites_is_the_requests_and_no_site_is_put_aside() -> None:
+    body = {"error": {"message": "this request always fails", "code": "internal_error"}}
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes) as running:
+        for fake in fakes:
+            fake.behave = answer(500, body, retry_after="3")
+        for _ in range(2 * EJECT_AFTER):
+            async with running.chat() as response:
+                assert (response.status, await response.json(), response.headers["retry-after"]) == (500, body, "3")
+        assert sum(len(fake.bodies) for fake in fakes) == 4 * EJECT_AFTER
+        assert not any(backend.view().is_ejected for backend in running.proxy.selector.backends.values())
+
+
+async def test_a_plain_failure_is_passed_on_where_there_is_no_other_site_or_a_function_may_have_done_something() -> (
+    None
+):
+    body = {"error": {"message": "no"}}
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+        fakes[0].behave = answer(500, body)
+        for method in ("GET", "POST"):
+            async with running.http.request(method, running.url + "/fn/notes/") as response:
+                assert (response.status, await response.json()) == (500, body)
+        assert fakes[1].bodies == []
+        await fakes[1].stop()
+        await running.until_states(iad1="unhealthy")
+        async with running.chat() as response:
+            assert (response.status, await response.json()) == (500, body)
+
+
 async def test_a_site_that_missed_its_probes_is_asked_before_a_request_is_refused() -> None:
     async with (
         sites("ams1", "iad1", "sin1") as fakes,

@@ -115,7 +115,7 @@ def test_a_failure_says_of_a_site_what_it_may_and_no_more(kind: Any, path: str, 
 def test_an_answer_is_a_home_and_a_measure_of_predictions_where_it_is_the_first_try_of_a_stream() -> None:
     class Response:
         def __init__(self, status: int = 200, body: bytes | None = None) -> None:
-            self.status, self.body = status, body
+            self.status, self.body, self.failure = status, body, None
 
     def told(proxied: ProxiedRequest, response: Response) -> tuple[bool, int]:
         site = Site("ams1")

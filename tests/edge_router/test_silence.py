@@ -50,6 +50,25 @@ async def test_all_are_looked_at_again_and_again_and_who_has_left_is_not() -> No
     assert max(since for each in all_of_them for _, since in each.looks) == NEVER
 
 
+async def test_one_whose_look_raises_is_logged_and_the_time_limits_of_the_others_hold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = SilenceWatch(0.001)
+
+    class Raising(Waiting):
+        def look(self, now: float, awake_since: float) -> None:
+            super().look(now, awake_since)
+            raise ValueError("a policy's mistake")
+
+    raising, others = Raising(), [Waiting() for _ in range(8)]
+    watch.watched.update([raising, *others])
+    async with running(watch):
+        while min(len(each.looks) for each in others) < 2:
+            await asyncio.sleep(0.001)
+    assert len(raising.looks) >= 2
+    assert "a policy's mistake" in caplog.text
+
+
 async def test_whatever_else_has_come_goes_between() -> None:
     watch, num_turns, at_turns = SilenceWatch(0.001), 0, list[int]()
 

@@ -123,7 +123,8 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         for headers, status, why in (
             (signed("guessed"), 401, "this needs a key"),
             ({ACCOUNT: "acme"}, 401, "this needs a key"),
-            (signed(**{HOPS: "1"}), 401, "this needs a key"),  # a router's client has a key
+            (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),  # a router's client has a key, or an account
+            (signed("guessed", **{HOPS: "1"}), 401, "this needs a key"),
             (signed(authorization="Bearer guessed"), 401, "not known here"),
         ):
             refused = await ask(headers)

@@ -41,6 +41,25 @@ async def test_who_comes_sees_everything_and_then_what_changes() -> None:
     assert decoded(await waiting)[1]["gone"] == ["ams1"]
 
 
+async def test_a_page_that_missed_a_second_gets_a_whole_picture_for_changes_are_written_once() -> None:
+    source = ToldSource([row("ams1"), row("iad1")])
+    feed = Feed(source)
+    feed.tick()
+    events = feed.events()
+    await anext(events)
+    source.rows = (msgspec.structs.replace(source.rows[0], state="unhealthy"), source.rows[1])
+    feed.tick()  # while the page still takes what it had before
+    kinds, states = [], []
+    for _ in range(2):
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        feed.tick()
+        kind, told = decoded(await waiting)
+        kinds.append(kind)
+        states.append({site["name"]: site["state"] for site in told["sites"]})
+    assert (kinds, states) == (["whole", "second"], [{"ams1": "unhealthy", "iad1": "healthy"}, {}])
+
+
 async def test_moves_and_decisions_are_told_once_and_a_newcomer_gets_the_newest() -> None:
     source = ToldSource([row("ams1")])
     feed = Feed(source)

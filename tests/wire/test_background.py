@@ -9,7 +9,10 @@ from wire import background
 from wire.background import for_each, running, start
 
 
-async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "RESTART_AFTER_S", 0.0)
     starts: list[int] = []
     is_well = asyncio.Event()
 
@@ -20,7 +23,7 @@ async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(ca
         is_well.set()
         await asyncio.Event().wait()
 
-    task = start(work, "the sweep", restart_after_s=0)
+    task = start(work, "the sweep")
     await is_well.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -37,7 +40,7 @@ async def test_work_that_ends_is_not_started_again() -> None:
     async def work() -> None:
         starts.append(1)
 
-    await start(work, "a single turn", restart_after_s=0)
+    await start(work, "a single turn")
     assert starts == [1]
 
 
@@ -54,21 +57,6 @@ async def test_work_ends_with_its_scope() -> None:
     async with running(work, "the feed"):
         await is_at_work.wait()
     assert ended.is_set()
-
-
-async def test_the_delay_before_a_restart_is_a_second_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    async def work() -> None:
-        if not waited:
-            raise ValueError
-
-    monkeypatch.setattr(background.asyncio, "sleep", sleep)
-    await start(work, "the sweep")
-    assert waited == [background.RESTART_AFTER_S]
 
 
 def test_one_item_that_raises_does_not_keep_the_others_from_their_turn(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,10 @@ import time
 from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
+from wire import background
 from wire.errors import ApiError
 from wire.http.connection import HttpConnection, host_and_port
 from wire.http.exchange import Application
@@ -71,7 +73,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._tell_date()
         self.name = host_and_port(listener.getsockname())
-        self._sweeper = loop.create_task(self._sweep())
+        self._sweeper = background.start(self._sweep, "the time limits of connections")
         handshake_s = None if context is None else self.limits.head_timeout_s
         self._server = await loop.create_server(
             lambda: HttpConnection(self), sock=listener, ssl=context, ssl_handshake_timeout=handshake_s, backlog=2048
@@ -91,12 +93,12 @@ class Server:
         cut = {task for connection in self.connections if (task := connection.task) is not None}
         for connection in tuple(self.connections):
             connection.abort()
-        self._sweeper.cancel()
+        await background.stop(self._sweeper)
         if cut:
             _, late = await asyncio.wait(cut, timeout=grace_s)
             for task in late:
                 task.cancel()
-        await asyncio.gather(self._sweeper, *cut, return_exceptions=True)
+        await asyncio.gather(*cut, return_exceptions=True)
 
     def admit(self, connection: HttpConnection, client: str) -> ApiError | None:
         """Counted it is in any case, until `forget`."""
@@ -132,14 +134,16 @@ class Server:
             self._tell_date()
             connections = tuple(self.connections)
             for start in range(0, len(connections), SWEPT_AT_ONCE):
-                now = time.monotonic()
-                for connection in connections[start : start + SWEPT_AT_ONCE]:
-                    if now > connection.deadline and connection in self.connections:
-                        connection.overdue()
-                    elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
-                        self.cut["vanished"] += 1
-                        connection.abort()  # nobody's answer is computed on
+                due = connections[start : start + SWEPT_AT_ONCE]
+                background.for_each(due, partial(self._look, time.monotonic()), "the time limits of one connection")
                 await asyncio.sleep(0)
+
+    def _look(self, now: float, connection: HttpConnection) -> None:
+        if now > connection.deadline and connection in self.connections:
+            connection.overdue()
+        elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
+            self.cut["vanished"] += 1
+            connection.abort()  # nobody's answer is computed on
 
     def _tell_date(self) -> None:
         self.date = b"date: " + http_date(time.time()).encode() + b"\r\n"

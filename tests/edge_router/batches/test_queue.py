@@ -188,6 +188,27 @@ async def test_there_is_room_where_a_site_that_serves_the_model_is_idle(
     await made.queue.close()
 
 
+async def test_an_owners_request_that_cannot_be_read_keeps_no_other_owner_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, asked = Made(tmp_path), list[str]()
+    cast("Any", made).selector = SimpleNamespace(backends={"ams1": backend()})
+    cast("Any", made).admission = SimpleNamespace(is_draining=False)
+
+    def next_waiting(owner: str, model: str, last: int) -> None:
+        asked.append(owner)
+        if owner == "acme":
+            raise ValueError("a row of another version")
+
+    monkeypatch.setattr(made.queue.store, "next_waiting", next_waiting)
+    for owner in ("acme", "bob"):
+        made.queue.added(owner, {"ember"})
+    await made.queue._begin_requests()
+    assert asked == ["acme", "bob"]
+    assert "a row of another version" in caplog.text
+    await made.queue.close()
+
+
 async def test_sites_are_looked_at_once_for_each_model_however_many_wait_for_it(tmp_path: Path) -> None:
     made, site = Made(tmp_path), backend()
     view, looks = site.view(), []

@@ -186,3 +186,24 @@ async def test_it_asks_on_after_whatever_went_wrong(
 
 class EndedError(BaseException):
     """What ends the test's loop."""
+
+
+async def test_a_site_whose_answer_cannot_be_read_keeps_no_other_from_being_asked(place: Place, tmp_path: Path) -> None:
+    made = Made(place, tmp_path)
+
+    class Unreadable(Site):
+        name = "bad1"
+
+    class Orders:
+        async def exchange(self, method: str, site: str, path: str, body: bytes, **more: Any) -> SiteAnswer:
+            if site == "bad1":
+                return SiteAnswer(200, b'{"records": 7}')
+            return await made.site.exchange(method, site, path, body, **more)
+
+    collecting = SiteUsage({"bad1": Unreadable, "ams1": made.site}, Orders(), made.accounting)  # type: ignore[arg-type,dict-item]
+    await collecting.collect()
+    made.site.use(30)
+    await collecting.collect()
+    (row,) = await made.rows()
+    assert row["output_tokens"] == 30
+    await made.close()

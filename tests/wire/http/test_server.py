@@ -12,6 +12,7 @@ import pytest
 
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
+from wire.http.connection import HttpConnection
 from wire.http.exchange import HELD_BODY_BYTES
 from wire.http.listen import bind, url_of
 from wire.http.server import HttpLimits, Server, http_date
@@ -104,6 +105,28 @@ async def test_an_answer_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPa
             await eventually(lambda expected=expected: server.date == expected)
             await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             assert expected in await client.hear_until(b"\r\n\r\n")
+
+
+async def test_a_connection_whose_time_limit_raises_keeps_the_limits_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
+    overdue, seen = HttpConnection.overdue, list[HttpConnection]()
+
+    def raising(connection: HttpConnection) -> None:
+        if not seen:
+            seen.append(connection)
+        if connection is seen[0]:
+            raise ValueError("a mistake in a time limit")
+        overdue(connection)
+
+    monkeypatch.setattr(HttpConnection, "overdue", raising)
+    async with served(App(), HttpLimits(head_timeout_s=0.01)) as server:
+        async with wire(server.url) as one, wire(server.url) as other:  # type: ignore[attr-defined]
+            for client in (one, other):
+                await client.say(b"GET /")
+            await eventually(lambda: server.cut["request_timeout"] == 1)
+        assert "a mistake in a time limit" in caplog.text
 
 
 async def test_a_small_answer_is_one_piece_with_its_head() -> None:

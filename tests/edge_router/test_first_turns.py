@@ -1,0 +1,133 @@
+"""The first turns of a conversation, at sites that have just started or were slow once: it stays where its cache is."""
+
+import random
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from edge_router.backend import Backend
+from edge_router.data_places import DataPlaces
+from edge_router.discovery import static_backends
+from edge_router.lateness import Lateness
+from edge_router.policy.cost import CostPolicy
+from edge_router.proxied import ProxiedRequest
+from edge_router.request import Head, RequestParser, ValidRequest
+from edge_router.selection import SiteSelector
+from edge_router.session import SessionTable
+from sites.network import RelayConfig
+from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
+from tests.edge_router.test_selection import Metrics
+
+PATH = "/v1/chat/completions"
+
+
+class StreamBegun:
+    status, body, failure = 200, None, None
+
+
+class Network:
+    """Three sites on one machine, played: a status is published when `publish` is called, and a turn takes as long as it is given."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.clock = Clock()
+        net = network({name: f"http://127.0.0.1:{i + 1}" for i, name in enumerate(PLACES)})
+        self.backends: dict[str, Backend] = static_backends(net, self.clock)
+        self.sessions = SessionTable(999, 600.0, self.clock)
+        self.selector = SiteSelector(
+            self.backends, CostPolicy(), self.sessions, cast(Any, Metrics()), self.clock, DataPlaces(net)
+        )
+        self.rates: dict[str, dict[str, float]] = {}  # that a site has measured
+        self.sequence = 0
+
+    def publish(self, *names: str) -> None:
+        """Let sites publish, each a little sooner or later by the clock of its round trip."""
+        self.sequence += 1
+        self.clock.advance(1.0)
+        for name in names or PLACES:
+            model = model_status(**cast(Any, self.rates.get(name, {})))
+            self.backends[name].answered(site_status(name, self.sequence, models=(model,)), self.clock())
+            self.backends[name].round_trip.observe(self.dice.uniform(0.3, 6.0))
+
+    def turn(self, messages: list[dict[str, str]], slow_ms: float = 0.0, at: str | None = None) -> tuple[str, str]:
+        """Have a turn answered, `at` a site or where the policy sends it, and by so much later than it was expected. Return its site, and why."""
+        request = parsed(messages)
+        proxied = ProxiedRequest(request, RelayConfig(), self.clock())
+        _, preferences = self.selector.rank(request)
+        chosen = next(each for each in preferences if at in (None, each.backend.name))
+        name = chosen.backend.name
+        took_s = (chosen.expected_ms + slow_ms) / 1000
+        with self.backends[name].inflight(request.conversation.tokens, None, proxied.expected_ms(chosen)) as ticket:
+            self.clock.advance(took_s)
+            ticket.answering()
+            self.selector.note_answer(proxied, chosen, cast(Any, StreamBegun()), took_s)
+        # From now on it has measured itself: what was slow once, and its steps.
+        self.rates[name] = {
+            "prefill_tokens_per_s": min(2000.0, 1000 * request.conversation.tokens / (slow_ms + 1)),
+            "decode_tokens_per_s": self.dice.uniform(15, 200),
+        }
+        return name, chosen.reason
+
+
+def parsed(messages: list[dict[str, str]]) -> ValidRequest:
+    body = orjson.dumps({"model": "ember", "stream": True, "messages": messages})
+    return RequestParser("", 4, lambda *_: None).parse(Head("POST", PATH, PATH, []), body, "id", "127.0.0.1")
+
+
+def conversation(number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Tell me about airport {number}, and what is to be seen there."}]
+
+
+def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [*messages, {"role": "assistant", "content": "It is large."}, {"role": "user", "content": "And at night?"}]
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_the_second_turn_of_the_first_conversation_after_a_start_is_cached(known: int) -> None:
+    """`known`: how many sites had published when the first turn came."""
+    for seed in range(50):
+        net = Network(seed)
+        if known:
+            net.publish(*[*PLACES][:known])
+        messages = conversation(seed)
+        home, _ = net.turn(messages, slow_ms=net.dice.uniform(100, 8000))
+        net.publish()
+        for _ in range(2):
+            messages = answered(messages)
+            assert net.turn(messages, slow_ms=net.dice.uniform(0, 10)) == (home, "home"), f"seed {seed}"
+            net.publish()
+
+
+def test_a_site_that_was_slow_once_keeps_its_conversations_and_newcomers_look_elsewhere() -> None:
+    for seed in range(50):
+        net = Network(seed)
+        net.publish()
+        conversations = [conversation(100 * seed + number) for number in range(6)]
+        for messages in conversations:
+            net.turn(messages, at="ams1")
+        net.publish()
+        net.turn(answered(conversations[0]), slow_ms=net.dice.uniform(500, 8000), at="ams1")
+        net.rates["ams1"]["prefill_tokens_per_s"] = 2000.0
+        net.publish()
+        for messages in conversations:
+            _, ranked = net.selector.rank(parsed(answered(messages)))
+            assert (ranked[0].backend.name, ranked[0].reason) == ("ams1", "home"), f"seed {seed}"
+        _, ranked = net.selector.rank(parsed(conversation(-1 - seed)))
+        assert ranked[0].backend.name != "ams1"
+        net.turn(answered(conversations[1]), slow_ms=20_000, at="ams1")
+        net.rates = {name: {"prefill_tokens_per_s": 2000.0, "decode_tokens_per_s": 50.0} for name in PLACES}
+        net.publish()
+        _, ranked = net.selector.rank(parsed(answered(conversations[2])))
+        assert ranked[0].reason == "home_too_dear", "two have shown it"
+
+
+def test_what_one_late_answer_shows_proves_nothing_and_two_prove_what_both_have_shown() -> None:
+    lateness = Lateness(Clock())
+    lateness.observe(100.0, 5150.0)
+    assert (lateness.mean_ms(), lateness.proven_ms()) == (1250.0, 0.0)
+    assert lateness.proven_ms(overdue_ms=1000.0) == 1000 / 5, "the one that is overdue is the second"
+    assert Lateness(Clock()).proven_ms(overdue_ms=9000.0) == 0.0
+    assert Lateness(Clock()).proven_ms(overdue_ms=9000.0, next_overdue_ms=1000.0) == 1000 / 5
+    lateness.observe(100.0, 1150.0)
+    assert (lateness.mean_ms(), lateness.proven_ms()) == (6000 / 5, 1000 / 5)
