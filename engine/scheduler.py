@@ -21,6 +21,7 @@ from itertools import count
 from operator import attrgetter
 
 from engine.awaited import Awaited
+from engine.bisection import Turn
 from engine.kv.block_pool import BlockPool
 from engine.kv.cached_prefix import CachedPrefix, PrefixLookup
 from engine.kv.connector import KVConnector
@@ -94,11 +95,11 @@ class Scheduler:
         awaited.sequence.forget_computed()
         self.waiting.defer(awaited)
 
-    def schedule(self, most_beside_decodes: float = math.inf) -> list[Chunk]:
+    def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
         its end, or when there is no block for it yet: other models have them, or they are on their way from a tier.
         `most_beside_decodes`: prompt tokens that a step may have where sequences decode: a block at least, less what would begin another
-        tile of rows."""
+        tile of rows. `turn`: of the sequences that are tried apart, or of the others; None: nothing is suspected."""
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
         if self.lease is not None:
@@ -107,6 +108,8 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
+            if turn is not None and not turn.may_run(sequence):
+                continue
             if ready := sequence.num_ready_tokens:
                 (decoding if ready == 1 and sequence.num_computed_tokens else prefilling).append(sequence)
         if self.limits.stages > 1:
@@ -117,13 +120,13 @@ class Scheduler:
             plan.limit(max(self.limits.block_size, most_beside_decodes))
         short |= self._schedule_prompts(plan, prefilling, keeps_share=True)
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
-            self._admit(plan)
+            self._admit(plan, turn)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
         awaits_lender = self.lease is not None and self.lease.num_short > 0
         if plan.is_empty and not awaits_lender:  # those whose turn it was lack blocks that older ones hold, which go on
             self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
-        if plan.is_empty and self.has_work:
+        if plan.is_empty and self.has_work and turn is None:
             awaits = self.waiting.awaiting or awaits_lender
             awaits_results = any(s.num_completed_tokens < s.num_computed_tokens for s in self.running)
             assert awaits or awaits_results, "sequences wait and none of them can be scheduled"
@@ -225,9 +228,11 @@ class Scheduler:
         available = self.pool.num_available_in(sequence.share)
         return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, turn: Turn | None) -> None:
         while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.ready.peek()
+            if turn is not None and not turn.may_admit(sequence):
+                return
             if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
             self._choose_share(sequence)
@@ -255,6 +260,8 @@ class Scheduler:
                 self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
                 continue
             self._start(sequence)
+            if turn is not None and not turn.may_run(sequence):
+                continue
             length = sequence.num_uncomputed_tokens
             if not self.limits.whole_prompts:
                 length = min(_num_in_step(sequence), plan.budget)

@@ -134,7 +134,7 @@ class Experts:
         )
 
     def _weighted(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1] -> [pairs, hidden] fp32, what each pair's expert on this rank adds to the sum"""
+        """x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1], of experts on this rank -> [pairs, hidden] fp32, what each adds to the sum"""
         return self._full_sum(x, torch.ones_like(weights), slots).float() * weights
 
     def _own_part(

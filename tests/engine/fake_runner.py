@@ -109,6 +109,8 @@ class FakeRunner:
         self.scrubbed: list[int] = []
         self.bad_prompts: set[tuple[int, ...]] = set()  # behind these, nothing is finite
         self.explode = False
+        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins so raises
+        self.num_failures = 0
         self.batch_tokens: list[int] = []
         self.num_drafts = 0
 
@@ -128,6 +130,9 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
+        if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
+            self.num_failures += 1
+            raise RuntimeError("a prompt that no device computes")
         for chunk, table in enumerate(zip(*[group.tables for group in step.groups], strict=True)):
             shares = {block % self.copies for blocks in table for block in blocks}
             assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
