@@ -168,10 +168,10 @@ class Engine:
     def held(self) -> HeldSequences:
         """The sequences that steps under way compute, and those that something is prepared for."""
         computed = [chunk.sequence.sequence_id for chunk in self._chunks_under_way()]
-        awaiting = self.scheduler.waiting.awaiting
-        if not computed and not awaiting:
+        prepared = [sequence.sequence_id for sequence in self.scheduler.waiting.prepared]
+        if not computed and not prepared:
             return NOTHING_HELD
-        return HeldSequences(tuple(dict.fromkeys(computed)), tuple([one.sequence_id for one in awaiting]))
+        return HeldSequences(tuple(dict.fromkeys(computed)), tuple(prepared))
 
     def recover(self, message: str) -> None:
         """Go on after a step that has failed: its sequences are computed again in steps apart from the others, by halves, until one fails alone,

@@ -6,9 +6,10 @@ Its supervisor (supervisor.py) says when a host comes and goes. Refuses to know 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
@@ -20,6 +21,7 @@ STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: it is made ready at low pri
 FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that does not live, up to:
 LONGEST_PAUSE_S = 10.0
 AFRESH_AFTER = 2  # hosts in a row that crashed before they had answered anything
+CHARGED_WITHIN_S = 3.0  # of a host's death: what it was at work for is known when its process has ended
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -45,6 +47,7 @@ class DeviceHost:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
         self.running: RunningHost | None = None
+        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of hosts that are dead
         self._ended: str | None = None  # why nothing open is waited for any longer
         self.changed = Condition()  # a host has come or gone, or none is waited for any longer
         self._step_observers: list[Callable[[StepOutput], None]] = []
@@ -99,6 +102,14 @@ class DeviceHost:
                 message = f"this site's engine host does not start ({self.restarts.last_death}); try another site"
                 raise EngineError("overloaded", message)
             await self.changed.wait()
+
+    async def charged(self, client: EngineClient) -> frozenset[str]:
+        """Return the sequences in whose step a host has ended by itself, once that is known; none where it was killed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHARGED_WITHIN_S):
+                while client not in self._charged:
+                    await self.changed.wait()
+        return self._charged.get(client, frozenset())
 
     async def until_ready(self) -> None:
         """Return once a host has said what it found."""
@@ -157,6 +168,11 @@ class DeviceHost:
         self.changed.notify_all()
         for _, down in self._change_observers:
             down(self, reason)
+
+    def note_charged(self, client: EngineClient, sequences: Iterable[str]) -> None:
+        """Note under which sequences a host has ended."""
+        self._charged[client] = frozenset(sequences)
+        self.changed.notify_all()
 
     def forget_host(self) -> None:
         """Give out the host no more: its process is being stopped."""
