@@ -243,7 +243,16 @@ class Engine:
         pool = (
             BlockPool(num_blocks, on_forget=drop, num_shares=limits.copies) if lease is None else lease.new_pool(drop)
         )
-        self.scheduler = Scheduler(pool, limits, lease, self.tiers, self._clock, self._speculation, self.stats.counts)
+        self.scheduler = Scheduler(
+            pool,
+            limits,
+            lease,
+            self.tiers,
+            self._clock,
+            self._speculation,
+            self.stats.counts,
+            self._requirements.is_computable,
+        )
         self._publisher = Publisher(
             self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self._speculation
         )
@@ -286,15 +295,15 @@ class Engine:
             self.sequences.fail(sequence, "context_length_exceeded", message)
 
     def _schedule(self) -> list[Chunk]:
-        """Return the chunks of the next step: what is scheduled, and can be computed."""
+        """Return the chunks of the next step."""
         most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
         if not self._suspects:
-            return self._requirements.computable(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+            return self._requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
         if self._steps:  # a step that is tried apart overlaps with no other
             return []
         for turn in self._suspects.turns():
             planned = self.scheduler.schedule(most_beside_decodes, turn)
-            if chunks := self._requirements.computable(planned, self.scheduler):
+            if chunks := self._requirements.without_stale(planned, self.scheduler):
                 return chunks
         return []
 

@@ -47,8 +47,10 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         speculation: Speculation | None = None,
         counts: SchedulerCounts | None = None,
+        is_computable: "Callable[[Chunk, Scheduler], bool]" = lambda chunk, scheduler: True,
     ) -> None:
-        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in."""
+        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in. `is_computable`: whether a
+        prompt's sequence has what it needs for a chunk; others it defers, or ends."""
         self.pool = pool
         self.lease = lease
         self.limits = limits
@@ -62,6 +64,7 @@ class Scheduler:
         self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
         self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
         self._clock = clock
+        self._is_computable = is_computable
         self._speculation = speculation
         self._arrivals = count()
         if lease is not None:
@@ -178,6 +181,9 @@ class Scheduler:
     def _schedule_prompts(self, plan: StepPlan, sequences: list[Sequence], *, keeps_share: bool) -> bool:
         """Give each owner its share of the tokens that are left. `keeps_share`: and leave theirs to those that could be admitted. True if blocks
         were short."""
+        sequences = [
+            sequence for sequence in sequences if sequence.tables
+        ]  # the others have lost their blocks in this schedule
         if not sequences:
             return False
         wanted: Counter[tuple[int, bytes]] = Counter()
@@ -202,6 +208,9 @@ class Scheduler:
             if length == 0 or not sequence.tables:  # preempted for an older one
                 continue
             end = sequence.num_computed_tokens + planned + length
+            if not self._may_plan(sequence, sequence.num_computed_tokens, end):
+                plan.drop(sequence)
+                continue
             while not self._blocks.grow(sequence, end):
                 if self._reclaim(self._blocks.num_lacking(sequence, end)):
                     short = True
@@ -254,7 +263,10 @@ class Scheduler:
                 self.waiting.ready.remove(sequence)
                 self.waiting.defer(awaited)
                 continue
-            self.waiting.ready.pop(len(sequence.token_ids) - prefix.num_blocks * self.limits.block_size)
+            start = prefix.num_blocks * self.limits.block_size
+            if not self._may_plan(sequence, start, min(len(sequence.token_ids), start + plan.budget)):
+                continue
+            self.waiting.ready.pop(len(sequence.token_ids) - start)
             fresh = self._blocks.take(sequence, prefix)
             if fresh:
                 self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
@@ -268,6 +280,12 @@ class Scheduler:
             grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
+
+    def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
+        """Tell whether a prompt's tokens may have a part of the step. Others than those that may have left the queues: they wait, or have ended."""
+        if start >= sequence.num_prompt_tokens:
+            return True
+        return self._is_computable(Chunk(sequence, start, end, samples=False), self)
 
     def _choose_share(self, sequence: Sequence) -> None:
         """Choose the rank of a sequence without blocks: of those with room for it the one that will hold fewest blocks. What is cached there of the

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.engine import Engine
+from engine.images.residency import ImageEncoder
 from engine.kv.groups import Windows
 from engine.kv.slab_allocator import SlabAllocator
 from engine.kv.tiers import Tiers
@@ -17,6 +18,7 @@ from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import RunResult, SampledToken
 from engine.sequence import PENDING
 from engine.step import ChoiceRow, StepInput
+from engine.struct import replace
 
 VOCAB = 1000
 
@@ -218,6 +220,7 @@ def fake_engine(
     speculation: Speculation | None = None,
     windows: Windows = (None,),
     copies: int = 1,
+    images: ImageEncoder | None = None,
 ) -> tuple[Engine, FakeRunner]:
     """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
     in_all = copies * num_blocks * len(windows)
@@ -226,8 +229,10 @@ def fake_engine(
         block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows, copies=copies
     )
     info = _info("tiny", in_all, limits, eos_token_ids)
+    if images is not None:
+        info = replace(info, image_token_id=images.placeholder)
     tiers = make_tiers(runner) if make_tiers else None
-    return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation), runner
+    return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation, images=images), runner
 
 
 def borrowing_engine(
