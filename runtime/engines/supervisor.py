@@ -88,6 +88,8 @@ class Supervisor:
             greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
             reason = await self._until_dead(host)
             is_stuck = host.client.death is None and device_host.progress.why_stuck() is not None
+            if is_stuck and not host.is_suspended:
+                device_host.progress.note_late()
             host.client.fail(reason)
             self._down(reason)
             device_host.note_charged(host.client, await self._charged(host, is_stuck))
