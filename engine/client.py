@@ -71,6 +71,10 @@ class EngineClient(Protocol):
     def death(self) -> str | None:
         """Why the host is known to be gone; None while nothing says so."""
 
+    @property
+    def failed_under(self) -> tuple[str, ...]:
+        """The sequences in the step for whose failure the host has ended, as it said."""
+
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call back once per frame (for metrics)."""
 
@@ -135,6 +139,7 @@ class HostClient(ABC):
         self.loads: dict[str, ModelLoad] = {}
         self.last_event_at = time.monotonic()
         self.death: str | None = None
+        self.failed_under: tuple[str, ...] = ()
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         self._step_callbacks.append(callback)
@@ -221,7 +226,10 @@ class HostClient(ABC):
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)
-            case HostEnding(reason) | FrontEndRefused(reason):
+            case HostEnding(reason, failed_under):
+                self.failed_under = failed_under
+                self.fail(reason)
+            case FrontEndRefused(reason):
                 self.fail(reason)
             case HostReady(version):
                 self._host_version = version

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from engine.adapters.residency import AdapterStore
+from engine.bisection import Suspects
 from engine.constraints import Grammars
 from engine.images.residency import ImageEncoder
 from engine.in_flight import ForwardedStep, InFlightSteps, Runner
@@ -30,6 +31,7 @@ from engine.requirements import Requirements
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, PublishedStep
+from engine.step_journal import NOTHING_HELD, HeldSequences
 from engine.struct import replace
 from engine.validation import refusal
 
@@ -65,6 +67,8 @@ class Engine:
         self.stats = EngineStats()
         self._clock = clock
         self._steps = InFlightSteps(runner, limits.block_size, clock)
+        self._suspects = Suspects()
+        self._chunks: list[Chunk] | None = None  # of the step that is being launched; None: it is not known yet
         self._begin_anew(limits, lease)
 
     @property
@@ -102,15 +106,19 @@ class Engine:
             adapter=submit.adapter,
             images=images,
         )
+        if submit.is_suspect:
+            self._suspects.suspect(sequence)
         self._queue(sequence, self.sequences.get(submit.leader))
 
-    def step(self) -> bool:
+    def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
         """Compute the next tokens of as many sequences as the limits allow. False if all there are wait for blocks: from
-        another model, or from a tier."""
+        another model, or from a tier. `note_held`: takes what the step holds, before it is launched."""
         started = self._clock()
+        self._chunks = None
         self._refresh_limits()
         has_encoded = self._requirements.encode_images(self.scheduler.limits.max_decode_delay_s)
-        chunks = self._schedule()
+        chunks = self._chunks = self._schedule()
+        note_held(self.held)
         scheduled = self._clock()
         launched = self._launch(chunks) if chunks else None
         published: PublishedStep | None = None
@@ -119,8 +127,9 @@ class Engine:
         if launched is not None:
             masks = self._requirements.token_masks.of(chunks)
             self._steps.choose(launched, masks)
-            if self.runner.depth == 1:
+            if self.runner.depth == 1 or self._suspects:
                 published = self._collect_and_publish()
+        self._chunks = []
         self._count(published, scheduled - started, self._clock() - started)
         return launched is not None or published is not None or has_encoded
 
@@ -155,9 +164,37 @@ class Engine:
         successor.adopt_sequences(self.detach_sequences())
         return self.sequences.take_outputs()
 
+    @property
+    def held(self) -> HeldSequences:
+        """The sequences that steps under way compute, and those that something is prepared for."""
+        computed = [chunk.sequence.sequence_id for chunk in self._chunks_under_way()]
+        prepared = [sequence.sequence_id for sequence in self.scheduler.waiting.prepared]
+        if not computed and not prepared:
+            return NOTHING_HELD
+        return HeldSequences(tuple(dict.fromkeys(computed)), tuple(prepared))
+
+    def recover(self, message: str) -> None:
+        """Go on after a step that has failed: its sequences are computed again in steps apart from the others, by halves, until one fails alone,
+        which ends. `message`: why the step failed."""
+        if self._chunks is None:  # it was not planned to its end: nobody knows what the scheduler has done
+            self.fail_all("engine_error", message)
+            return
+        running = set(self.scheduler.running)
+        ends: dict[Sequence, int] = {}
+        for chunk in self._chunks_under_way():
+            if chunk.sequence in running and chunk.is_current:
+                ends[chunk.sequence] = chunk.end
+        self._steps.drop()
+        for sequence in ends:
+            sequence.rewind()
+        culprit = self._suspects.note_failure(ends)
+        if culprit is not None:
+            self.sequences.fail(culprit, "request_failed", f"{message}; it fails with this request alone: change it")
+
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._steps.drop()
+        self._suspects.clear()
         self.scheduler.waiting.cancel_all_awaited()
         self._requirements.release_all()
         self.tiers.reset()
@@ -206,7 +243,16 @@ class Engine:
         pool = (
             BlockPool(num_blocks, on_forget=drop, num_shares=limits.copies) if lease is None else lease.new_pool(drop)
         )
-        self.scheduler = Scheduler(pool, limits, lease, self.tiers, self._clock, self._speculation, self.stats.counts)
+        self.scheduler = Scheduler(
+            pool,
+            limits,
+            lease,
+            self.tiers,
+            self._clock,
+            self._speculation,
+            self.stats.counts,
+            self._requirements.is_computable,
+        )
         self._publisher = Publisher(
             self.sequences, self.scheduler, self.stats, self.runner, self.info.eos_token_ids, self._speculation
         )
@@ -224,6 +270,7 @@ class Engine:
 
     def _take_back(self, sequence: Sequence) -> None:
         """Take back what an ended sequence has."""
+        self._suspects.discard(sequence)
         self.scheduler.remove(sequence)
         self._requirements.release(sequence)
 
@@ -248,9 +295,20 @@ class Engine:
             self.sequences.fail(sequence, "context_length_exceeded", message)
 
     def _schedule(self) -> list[Chunk]:
-        """Return the chunks of the next step: what is scheduled, and can be computed."""
+        """Return the chunks of the next step."""
         most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
-        return self._requirements.computable(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+        if not self._suspects:
+            return self._requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+        if self._steps:  # a step that is tried apart overlaps with no other
+            return []
+        for turn in self._suspects.turns():
+            planned = self.scheduler.schedule(most_beside_decodes, turn)
+            if chunks := self._requirements.without_stale(planned, self.scheduler):
+                return chunks
+        return []
+
+    def _chunks_under_way(self) -> list[Chunk]:
+        return [*self._steps.chunks, *(self._chunks or ())]
 
     def _launch(self, chunks: list[Chunk]) -> ForwardedStep:
         """Start the forward pass of a step."""
@@ -268,6 +326,7 @@ class Engine:
         step = self._steps.collect()
         began, num_before = self._clock(), self.stats.output_tokens
         self._publisher.publish(step)
+        self._suspects.note_success()
         return PublishedStep(step, self.stats.output_tokens - num_before, self._clock() - began)
 
     def _count(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from engine.protocol import (
     UnloadModel,
 )
 from engine.step_frames import StepFrames
+from engine.step_journal import HeldSequences, StepJournal
 from engine.transport import FrontEndGone, HostTransport
 from engine.validation import host_problem
 from kernels.cpu.build import BuildError, discard_libraries, forced_kind
@@ -49,26 +51,36 @@ log = logging.getLogger(__name__)
 _LOADING_POLL_S = 0.001
 # And blocks from a tier, while no sequence has anything else to do.
 _TIER_POLL_S = 0.001
-# Failed steps in a row, of whatever models, after which the device counts as broken: each ends all that is open of its model.
-MOST_FAILED_STEPS = 3
+# Failed steps in a row, of whatever models, after which the device counts as broken. Four at most fail in a row for two sequences of one batch that
+# cannot be computed: all, each half, and a quarter.
+MOST_FAILED_STEPS = 5
 
 
 class EngineHost:
     def __init__(
-        self, transport: HostTransport, loader: Loader, is_orphaned: Callable[[], bool] = lambda: False
+        self,
+        transport: HostTransport,
+        loader: Loader,
+        is_orphaned: Callable[[], bool] = lambda: False,
+        journal: StepJournal | None = None,
     ) -> None:
-        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap)."""
+        """`loader`: may serve a model by other means until it is loaded (engine/bootstrap). `journal`: where the site reads under which sequences the
+        host has died."""
         self._transport = transport
         self._loader = loader
         self._is_orphaned = is_orphaned
+        self._journal = journal
         self._frames = StepFrames(transport)
         self._models = HostedModels(loader, transport, self._frames)
         self._owes_ready = False
         self._waits_for_blocks = False
         self._is_stopping = False
         self._num_heard = 0  # of other hosts
-        self._failed_steps = 0  # since the last answer: where steps overlap, a launch that succeeds says nothing
+        self._failed_steps = (
+            0  # since results were last collected: where steps overlap, a launch that succeeds says nothing
+        )
         self._broken: str | None = None  # why nothing may touch the device any more
+        self._failed_under: tuple[str, ...] = ()  # the sequences whose step has broken it
 
     def stop(self) -> None:
         """End after the step in progress. May be called from a signal handler."""
@@ -95,7 +107,8 @@ class EngineHost:
             if self._waits_for_blocks:
                 self._note_peers(working)
         self._send_frame([])  # tokens that have been computed are not lost
-        self._transport.send(HostEnding(self._broken or self._loader.why_ending or "the engine host was shut down"))
+        reason = self._broken or self._loader.why_ending or "the engine host was shut down"
+        self._transport.send(HostEnding(reason, self._failed_under))
         if self._broken is None:
             self._models.close()
         self._loader.close()
@@ -149,19 +162,32 @@ class EngineHost:
 
     def _step(self, model: ServedModel) -> bool:
         """Return False if nothing was computed: liveness is progress, which errors are not."""
+        engine, name = model.engine, model.spec.name
+        num_steps = engine.stats.num_steps
         try:
-            return model.engine.step()
+            has_computed = engine.step(partial(self._note_held, name))
+            if engine.stats.num_steps > num_steps:
+                self._failed_steps = 0
+            return has_computed
         except Exception as error:  # one model's failure must not end the others' sequences, nor this model's next ones
-            log.exception("a step of %s failed", model.spec.name)
-            message = f"a step of {model.spec.name} failed with {type(error).__name__}: {error}"
+            log.exception("a step of %s failed", name)
+            message = f"a step of {name} failed with {type(error).__name__}: {error}"
             self._failed_steps += 1
             if _is_sticky(error) or self._failed_steps >= MOST_FAILED_STEPS:
                 # What is open goes on at the next host, or another site, which it could not after an error of its own.
                 self._broken = f"the device is taken for broken: {message}"
+                if not isinstance(error, RankLostError):  # a rank that is gone may have been killed
+                    self._failed_under = tuple(engine.held.computed)
                 self.stop()
             else:
-                model.engine.fail_all("engine_error", message)
+                engine.recover(message)
             return False
+        finally:
+            self._note_held(name, engine.held)
+
+    def _note_held(self, model: str, held: HeldSequences) -> None:
+        if self._journal is not None:
+            self._journal.note(model, held)
 
     def _note_peers(self, waiting: Sequence[ServedModel]) -> None:
         """Count as progress what is heard of hosts that compute for this one."""
@@ -176,8 +202,7 @@ class EngineHost:
         )
 
     def _send_frame(self, stepped: Sequence[ServedModel]) -> None:
-        if self._frames.send(self._models.served.values(), stepped):
-            self._failed_steps = 0
+        self._frames.send(self._models.served.values(), stepped)
 
 
 def _is_sticky(error: Exception) -> bool:
@@ -200,6 +225,7 @@ def main(words: Sequence[str]) -> None:
         help="a file of engine.keys: only the front end with the other one is heard, and it holds a lease",
     )
     parser.add_argument("--config", default="{}", help="a HostConfig as JSON")
+    parser.add_argument("--journal", type=Path, help="a file to note in under which sequences steps are under way")
     parser.add_argument("--parent", type=int, help="the process to end with, should it die before this one can look")
     parser.add_argument("--standby", action="store_true", help="wait, fully imported, for the day another host dies")
     parser.add_argument(
@@ -242,6 +268,7 @@ def main(words: Sequence[str]) -> None:
         transport,
         _with_bootstrap(config, loader) if arguments.bootstrap else loader,
         lambda: parent is not None and os.getppid() != parent,
+        StepJournal(arguments.journal) if arguments.journal is not None else None,
     )
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     # A terminal's Ctrl-C reaches the whole process group; the parent decides when its hosts end.

@@ -85,6 +85,11 @@ class InFlightSteps:
         return len(self._steps)
 
     @property
+    def chunks(self) -> list[Chunk]:
+        """The chunks of all steps that have not been collected."""
+        return [chunk for step in self._steps for chunk in step.forwarded.chunks]
+
+    @property
     def is_full(self) -> bool:
         """Tell whether the oldest step is to be collected before another one chooses."""
         return len(self._steps) + 1 >= self._runner.depth

@@ -151,6 +151,10 @@ class StepPlan:
         self._lengths[sequence] = self._lengths.get(sequence, 0) + length
         self.budget -= length
 
+    def drop(self, sequence: Sequence) -> None:
+        """Plan nothing of a sequence."""
+        self.budget += self._lengths.pop(sequence, 0)
+
     def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Plan to check drafts behind a decoding sequence's newest token."""
         self._drafts[sequence] = drafts

@@ -10,7 +10,7 @@ from typing import Literal
 
 from engine.struct import Struct, replace
 
-VERSION = (3, 5)  # of the protocol
+VERSION = (3, 6)  # of the protocol
 PRIORITIES = range(-8, 9)
 LAST_CHUNK_TOKENS = 512  # of a prompt that is handed over, at most: its blocks are the ones that no computing hides
 
@@ -27,6 +27,7 @@ ErrorCode = Literal[
     "invalid_request",  # a token id outside the vocabulary, an empty prompt, a duplicate sequence id, an image that cannot be read
     "images_missing",  # an image was sent without its data, and this host does not have it: send it once more with data
     "overloaded",  # the waiting queue is full
+    "request_failed",  # steps fail, or hosts die, with this sequence alone
     "engine_error",  # a step failed, logits were not finite, or the host died
 ]
 
@@ -206,6 +207,9 @@ class Submit(_Value, frozen=True, tag=True):
     hands_over: bool = False  # another host fetches the prompt's blocks from here, under this sequence's id
     adapter: AdapterSource | None = None  # None: the model as it is
     images: tuple[PromptImage, ...] = ()  # in the order of their positions
+    is_suspect: bool = (
+        False  # a host died under it: its steps are apart from the others' until it has computed the tokens that it has
+    )
 
 
 class Abort(_Value, frozen=True, tag=True):
@@ -428,6 +432,7 @@ class HostEnding(_Value, frozen=True, tag=True):
     """The last event: the host was told to end, and computes nothing more. What it has not finished is as if it had been killed."""
 
     reason: str
+    failed_under: tuple[str, ...] = ()  # the sequences in the step for whose failure it ends
 
 
 Event = StepOutput | HostReady | FrontEndRefused | LoadProgress | ModelReady | ModelFailed | ModelUnloaded | HostEnding

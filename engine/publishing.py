@@ -3,10 +3,12 @@
 Knows sequences and their ends; refuses to know when steps are collected.
 """
 
+import logging
 import math
 from collections.abc import Sequence as SequenceOf
 
 from engine.constraints import ConstraintError
+from engine.errors import RankLostError
 from engine.in_flight import CollectedStep, Runner
 from engine.open_sequences import OpenSequences
 from engine.plan import Chunk, Speculation
@@ -15,6 +17,8 @@ from engine.results import SampledToken
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats
+
+log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -43,7 +47,20 @@ class Publisher:
             if chunk.is_current:
                 if i in result.prompt_logprobs:
                     chunk.sequence.prompt_logprobs.extend(result.prompt_logprobs[i])
-                self._publish(chunk, tokens, result.embeddings.get(i))
+                self._publish_or_fail(chunk, tokens, result.embeddings.get(i))
+
+    def _publish_or_fail(
+        self, chunk: Chunk, chosen: SequenceOf[SampledToken], embedding: tuple[float, ...] | None
+    ) -> None:
+        """Publish one sequence's results. Whatever goes wrong there is its own: it ends, and the others have theirs."""
+        try:
+            self._publish(chunk, chosen, embedding)
+        except RankLostError:
+            raise
+        except Exception as error:
+            log.exception("the results of sequence %s cannot be published", chunk.sequence.sequence_id)
+            message = f"the answer's next token cannot be published: {type(error).__name__}: {error}"
+            self._sequences.fail(chunk.sequence, "request_failed", message)
 
     def _publish(self, chunk: Chunk, chosen: SequenceOf[SampledToken], embedding: tuple[float, ...] | None) -> None:
         sequence = chunk.sequence

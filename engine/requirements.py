@@ -65,11 +65,24 @@ class Requirements:
             return AwaitedTogether((grammar, adapter))
         return grammar or adapter
 
-    def computable(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
-        """Return the chunks of sequences that have what they need. Of the others, some wait for their images, and the rest end."""
-        chunks = self.token_masks.enforceable(self._drop_stale(chunks, scheduler))
-        chunks = self.adapters.computable(chunks, self._sequences)
-        return chunks if self.images is None else self.images.computable(chunks, scheduler.defer)
+    def is_computable(self, chunk: Chunk, scheduler: "Scheduler") -> bool:
+        """Tell whether a chunk's sequence has what it needs, before the chunk takes a part of a step. Where it has not, it waits for its images, or
+        ends."""
+        sequence = chunk.sequence
+        if sequence.constraint is None and sequence.adapter is None and not sequence.images:
+            return True
+        chunks = self.adapters.computable(self.token_masks.enforceable([chunk]), self._sequences)
+        return bool(chunks and (self.images is None or self.images.computable(chunks, scheduler.defer)))
+
+    def without_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
+        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
+        sequences = [chunk.sequence for chunk in chunks]
+        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
+        for sequence in [sequences[i] for i in places]:
+            log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
+            message = "a block of the sequence's KV cache was handed to another one; send the request again"
+            self._sequences.fail(sequence, "engine_error", message)
+        return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
     def encode_images(self, most_s: float) -> bool:
         """Encode images that sequences wait for, for so long at most; end the sequences whose images cannot be had."""
@@ -92,16 +105,6 @@ class Requirements:
         self.adapters.close()
         if self.images is not None:
             self.images.close()
-
-    def _drop_stale(self, chunks: list[Chunk], scheduler: "Scheduler") -> list[Chunk]:
-        """Return the chunks whose blocks are all still their sequence's, and end the other sequences before they read or write one."""
-        sequences = [chunk.sequence for chunk in chunks]
-        places = stale(scheduler.pool.generations, sequences, with_torch=self._with_torch)
-        for sequence in [sequences[i] for i in places]:
-            log.error("%s: a block of sequence %s was handed to another one", self._model, sequence.sequence_id)
-            message = "a block of the sequence's KV cache was handed to another one; send the request again"
-            self._sequences.fail(sequence, "engine_error", message)
-        return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
 
 def stale(generations: "array[int]", sequences: SequenceOf[Sequence], *, with_torch: bool = True) -> list[int]:

@@ -21,6 +21,7 @@ from itertools import count
 from operator import attrgetter
 
 from engine.awaited import Awaited
+from engine.bisection import Turn
 from engine.kv.block_pool import BlockPool
 from engine.kv.cached_prefix import CachedPrefix, PrefixLookup
 from engine.kv.connector import KVConnector
@@ -46,8 +47,10 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         speculation: Speculation | None = None,
         counts: SchedulerCounts | None = None,
+        is_computable: "Callable[[Chunk, Scheduler], bool]" = lambda chunk, scheduler: True,
     ) -> None:
-        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in."""
+        """`lease`: where the pool's blocks come from; None: it has all that it will ever have. `counts`: to count on in. `is_computable`: whether a
+        prompt's sequence has what it needs for a chunk; others it defers, or ends."""
         self.pool = pool
         self.lease = lease
         self.limits = limits
@@ -61,6 +64,7 @@ class Scheduler:
         self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
         self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
         self._clock = clock
+        self._is_computable = is_computable
         self._speculation = speculation
         self._arrivals = count()
         if lease is not None:
@@ -94,11 +98,11 @@ class Scheduler:
         awaited.sequence.forget_computed()
         self.waiting.defer(awaited)
 
-    def schedule(self, most_beside_decodes: float = math.inf) -> list[Chunk]:
+    def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest: none when there is no work, when all that is running awaits
         its end, or when there is no block for it yet: other models have them, or they are on their way from a tier.
         `most_beside_decodes`: prompt tokens that a step may have where sequences decode: a block at least, less what would begin another
-        tile of rows."""
+        tile of rows. `turn`: of the sequences that are tried apart, or of the others; None: nothing is suspected."""
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
         if self.lease is not None:
@@ -107,6 +111,8 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
+            if turn is not None and not turn.may_run(sequence):
+                continue
             if ready := sequence.num_ready_tokens:
                 (decoding if ready == 1 and sequence.num_computed_tokens else prefilling).append(sequence)
         if self.limits.stages > 1:
@@ -117,13 +123,13 @@ class Scheduler:
             plan.limit(max(self.limits.block_size, most_beside_decodes))
         short |= self._schedule_prompts(plan, prefilling, keeps_share=True)
         if not short:  # a sequence admitted now would take the blocks that were just cleared, or that are awaited
-            self._admit(plan)
+            self._admit(plan, turn)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
         awaits_lender = self.lease is not None and self.lease.num_short > 0
         if plan.is_empty and not awaits_lender:  # those whose turn it was lack blocks that older ones hold, which go on
             self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
-        if plan.is_empty and self.has_work:
+        if plan.is_empty and self.has_work and turn is None:
             awaits = self.waiting.awaiting or awaits_lender
             awaits_results = any(s.num_completed_tokens < s.num_computed_tokens for s in self.running)
             assert awaits or awaits_results, "sequences wait and none of them can be scheduled"
@@ -175,6 +181,9 @@ class Scheduler:
     def _schedule_prompts(self, plan: StepPlan, sequences: list[Sequence], *, keeps_share: bool) -> bool:
         """Give each owner its share of the tokens that are left. `keeps_share`: and leave theirs to those that could be admitted. True if blocks
         were short."""
+        sequences = [
+            sequence for sequence in sequences if sequence.tables
+        ]  # the others have lost their blocks in this schedule
         if not sequences:
             return False
         wanted: Counter[tuple[int, bytes]] = Counter()
@@ -199,6 +208,9 @@ class Scheduler:
             if length == 0 or not sequence.tables:  # preempted for an older one
                 continue
             end = sequence.num_computed_tokens + planned + length
+            if not self._may_plan(sequence, sequence.num_computed_tokens, end):
+                plan.drop(sequence)
+                continue
             while not self._blocks.grow(sequence, end):
                 if self._reclaim(self._blocks.num_lacking(sequence, end)):
                     short = True
@@ -225,9 +237,11 @@ class Scheduler:
         available = self.pool.num_available_in(sequence.share)
         return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
 
-    def _admit(self, plan: StepPlan) -> None:
+    def _admit(self, plan: StepPlan, turn: Turn | None) -> None:
         while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:
             sequence = self.waiting.ready.peek()
+            if turn is not None and not turn.may_admit(sequence):
+                return
             if self.limits.whole_prompts and not plan.is_empty and len(sequence.token_ids) > plan.budget:
                 return
             self._choose_share(sequence)
@@ -249,18 +263,29 @@ class Scheduler:
                 self.waiting.ready.remove(sequence)
                 self.waiting.defer(awaited)
                 continue
-            self.waiting.ready.pop(len(sequence.token_ids) - prefix.num_blocks * self.limits.block_size)
+            start = prefix.num_blocks * self.limits.block_size
+            if not self._may_plan(sequence, start, min(len(sequence.token_ids), start + plan.budget)):
+                continue
+            self.waiting.ready.pop(len(sequence.token_ids) - start)
             fresh = self._blocks.take(sequence, prefix)
             if fresh:
                 self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
                 continue
             self._start(sequence)
+            if turn is not None and not turn.may_run(sequence):
+                continue
             length = sequence.num_uncomputed_tokens
             if not self.limits.whole_prompts:
                 length = min(_num_in_step(sequence), plan.budget)
             grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length)
+
+    def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
+        """Tell whether a prompt's tokens may have a part of the step. Others than those that may have left the queues: they wait, or have ended."""
+        if start >= sequence.num_prompt_tokens:
+            return True
+        return self._is_computable(Chunk(sequence, start, end, samples=False), self)
 
     def _choose_share(self, sequence: Sequence) -> None:
         """Choose the rank of a sequence without blocks: of those with room for it the one that will hold fewest blocks. What is cached there of the

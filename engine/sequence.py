@@ -46,7 +46,7 @@ class Sequence:
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
-    # how often it has lost its blocks, at its end as well: what was launched before is not its own any more
+    # how often it has lost its blocks, at its end as well, or was rewound: what was launched before is not its own any more
     epoch: int = 0
     # nobody can say yet how many tokens are being chosen, or in which row they could be fed
     awaits_tokens: bool = False
@@ -147,14 +147,23 @@ class Sequence:
         self.device_us -= told
         return told
 
+    def rewind(self) -> None:
+        """Go back to what collected steps have computed. The blocks stay: what lies in them after that is written again before it is read."""
+        self._drop_pending()
+        self.num_computed_tokens = self.num_completed_tokens
+        self.epoch += 1
+
     def forget_computed(self) -> None:
         """Reset what is computed, after preemption. The tokens stay, but for one that is still to be chosen: it is chosen again."""
-        self.awaits_tokens = False
-        if self.is_pending:
-            self.token_ids.pop()
+        self._drop_pending()
         self.tables = []
         self.share = 0
         self.num_computed_tokens = self.num_completed_tokens = 0
         self.num_registered_blocks = 0
         self.num_disk_blocks = self.num_store_blocks = None
         self.prompt_logprobs = []
+
+    def _drop_pending(self) -> None:
+        self.awaits_tokens = False
+        if self.is_pending:
+            self.token_ids.pop()

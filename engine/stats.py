@@ -24,6 +24,7 @@ class PublishedStep(NamedTuple):
 
 class EngineStats:
     def __init__(self) -> None:
+        self.num_steps = 0  # whose results are here
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.rates = Rates()
@@ -35,6 +36,7 @@ class EngineStats:
         if published is None:
             self.last_step = StepTimes(schedule_s, step_s - schedule_s)
             return
+        self.num_steps += 1
         step, num_tokens, publish_s = published
         device_s = step.result.device_s
         self.last_step = StepTimes(schedule_s, step_s - schedule_s - device_s - publish_s, device_s, publish_s)

@@ -37,8 +37,8 @@ class StepFrames:
     def until_heartbeat_s(self) -> float:
         return self._last_frame_at + HEARTBEAT_S - time.monotonic()
 
-    def send(self, models: Collection[ServedModel], stepped: Sequence[ServedModel]) -> bool:
-        """Send a frame. `stepped`: the models that have computed something. Return whether it brings an answer: a token or an embedding."""
+    def send(self, models: Collection[ServedModel], stepped: Sequence[ServedModel]) -> None:
+        """Send a frame. `stepped`: the models that have computed something."""
         started = time.perf_counter()
         outputs, self._outputs = self._outputs, []
         for model in models:
@@ -56,4 +56,3 @@ class StepFrames:
             StepOutput(self._num_steps, tuple(outputs), loads, phases.total_ms, device_s * 1000, phases)
         )
         self._last_frame_at = time.monotonic()
-        return any(output.token_ids or output.embedding for output in outputs)

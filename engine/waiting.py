@@ -33,6 +33,11 @@ class WaitingSequences:
         """The sequences that await something with their blocks in hand."""
         return [sequence for sequence, awaited in self.awaiting.items() if awaited.is_admitted]
 
+    @property
+    def prepared(self) -> list[Sequence]:
+        """The sequences that something is prepared for, samples that wait for their leader among them."""
+        return [*self.awaiting, *self._awaited_later]
+
     def add(self, sequence: Sequence, leader: Sequence | None, awaited: Awaited | None) -> None:
         """Let a sequence wait until `leader`, another of the same prompt, has computed it, then for what it awaits, then for its turn."""
         if awaited is not None:

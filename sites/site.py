@@ -219,9 +219,13 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     start_timeout_s: Annotated[Positive, Meta(description="a host that could load no model by then is restarted")] = (
         60.0
     )
-    step_deadline_s: Annotated[Positive, Meta(description="a host with work and no step for so long is restarted")] = (
-        30.0
-    )
+    step_deadline_s: Annotated[
+        Positive,
+        Meta(
+            description="a host with work and no step for so long is restarted; where its largest step is measured to take more than a tenth of "
+            "this, for ten times that"
+        ),
+    ] = 30.0
 
     standby: Annotated[
         bool | None,

@@ -27,6 +27,7 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
+from engine.step_journal import NOTHING_HELD, HeldSequences
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>")
@@ -120,6 +121,7 @@ class FakeEngineClient:
         self.last_event_at = time.monotonic()
         self._callbacks: list[Callable[[StepOutput], None]] = []
         self._death: str | None = None
+        self.failed_under: tuple[str, ...] = ()
         self._dying = asyncio.Event()
         self._steps = 0
         self.prewarmed: list[ModelSpec] = []
@@ -260,6 +262,9 @@ class FakeHost:
         self.peer_address: str | None = None
         self.is_stopped = False
         self.has_crashed = False
+        self.ended_by_itself = False
+        self.is_suspended = False
+        self.journal = NOTHING_HELD
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def die(self, how: str = "the engine host (pid 4242) was ended by SIGKILL") -> None:
@@ -270,6 +275,15 @@ class FakeHost:
 
     async def exited(self) -> str:
         return await asyncio.shield(self._exit)
+
+    def crash(self, how: str = "the engine host (pid 4242) was ended by SIGSEGV") -> None:
+        """The process ends by itself, in a step that held all that is open there."""
+        self.ended_by_itself = True
+        self.journal = HeldSequences(tuple(self.client.open))
+        self.die(how)
+
+    def held(self) -> HeldSequences:
+        return self.journal
 
     async def stop(self, grace_s: float) -> None:
         self.is_stopped = True

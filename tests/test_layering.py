@@ -27,6 +27,7 @@ ENGINE_CLIENT_HALF = {
     "client",
     "keys",
     "socket_client",
+    "step_journal",
     "tokenizer",
     "chat_template",
     "formats",

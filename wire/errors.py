@@ -48,6 +48,7 @@ ERRORS: dict[str, ErrorKind] = {
     "body_too_large": ErrorKind(413, _REQUEST, 3006, 413),
     "headers_too_large": ErrorKind(431, _REQUEST, 3006, 413),
     "unhealthy_version": ErrorKind(422, _REQUEST, 5004, 422),
+    "request_failed": ErrorKind(422, _REQUEST, 5004, 422),
     "function_not_found": ErrorKind(404, _REQUEST, 3042, 404),
     "function_failed": ErrorKind(500, _SERVER, 5000, 500),
     "function_limit": ErrorKind(500, _SERVER, 5000, 500),

@@ -5,6 +5,7 @@ over. Refuses to know torch, files, and when the model is there.
 """
 
 import math
+from collections.abc import Callable
 
 from engine.bootstrap.runner import BootstrapRunner
 from engine.bootstrap.sampler import can_compute
@@ -12,6 +13,7 @@ from engine.engine import Engine
 from engine.plan import SchedulerLimits
 from engine.protocol import ModelInfo, Submit
 from engine.sequence import Sequence
+from engine.step_journal import HeldSequences
 
 
 class BootstrapEngine(Engine):
@@ -34,10 +36,10 @@ class BootstrapEngine(Engine):
         if sequence is not None and not can_begin:
             self._hold(sequence)
 
-    def step(self) -> bool:
+    def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
         for sequence in [s for s in self.scheduler.running if len(s.token_ids) > self._most_tokens]:
             self._hold(sequence)
-        return super().step()
+        return super().step(note_held)
 
     def _hold(self, sequence: Sequence) -> None:
         self.scheduler.defer(_AwaitedModel(sequence))

@@ -3,6 +3,7 @@
 Knows slots, checksums and rates; refuses to know threads and when a copy is due (host_thread.py).
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -15,12 +16,38 @@ from engine.kv.tier_read import TierBehind
 from engine.rates import TransferRate
 
 
+class KeptSlots:
+    """Slots that stay pinned for one owner until it is done, those among them that are still to be filled. Safe to use from several threads."""
+
+    def __init__(self, host: HostTier) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._slots: list[HostSlot] = []
+        self._is_done = False
+
+    def add(self, slots: Sequence[HostSlot]) -> None:
+        """Keep pinned slots; unpin them where the owner is done already."""
+        with self._lock:
+            if not self._is_done:
+                self._slots += slots
+                return
+        self._host.unpin(slots)
+
+    def unpin(self) -> None:
+        """Unpin all, and whatever comes later."""
+        with self._lock:
+            self._is_done = True
+            slots, self._slots = self._slots, []
+        self._host.unpin(slots)
+
+
 class BlockStore(NamedTuple):
     """A block of the device that the host tier is to keep."""
 
     block: int
     block_hash: bytes
     mark: object  # when its content is complete
+    kept: KeptSlots | None = None  # for whom it stays pinned
 
 
 class HostFetch:
@@ -94,11 +121,14 @@ class BlockMover:
                 for slot in slots:
                     self._host.abandon(slot)
         on_copied()
-        for slot, checksum in zip(slots, self._copier.map(_checksum, slots), strict=True):
+        for (one, slot), checksum in zip(wanted, self._copier.map(_checksum, slots), strict=True):
             self._host.commit(slot, checksum)
             for tier in self._behind:
                 tier.offer(slot.block_hash)
-            self._host.unpin([slot])
+            if one.kept is None:
+                self._host.unpin([slot])
+            else:
+                one.kept.add([slot])
         if slots:
             self.store_rate.add(len(slots) * self._block_bytes, time.monotonic() - started)
 

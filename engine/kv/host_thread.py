@@ -33,10 +33,12 @@ class HostThread:
         self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
         self._thread.start()
 
-    def store(self, stores: Iterable[BlockStore]) -> None:
-        """Queue blocks to be stored."""
+    def store(self, stores: Iterable[BlockStore], *, first: bool = False) -> None:
+        """Queue blocks to be stored. `first`: before all others."""
+        queued = {one.block: one for one in stores}
         with self._condition:
-            self._stores.update((one.block, one) for one in stores)
+            earlier = {block: one for block, one in self._stores.items() if block not in queued}
+            self._stores = queued | earlier if first else earlier | queued
             self._condition.notify_all()
 
     def drop(self, block: int) -> None:

@@ -115,12 +115,14 @@ class BlockManager:
         tables, generations = sequence.tables, self._pool.generations
         num_blocks = sequence.num_registered_blocks
         kept = [
-            (tables[group].blocks[i], block_name(sequence.block_hashes[i], group))
+            block_name(sequence.block_hashes[i], group)
             for i, group in self._groups.seen(num_blocks)
             # what was handed to another must not be kept under this one's name
             if i >= tables[group].first and generations[tables[group].blocks[i]] == tables[group].generations[i]
         ]
-        blocks, names = [block for block, _ in kept], [name for _, name in kept]
+        # Of twins the one that others find: of its next use the tiers are told, and copy it until then.
+        found = [(self._pool.find(name, -1, sequence.share), name) for name in kept]
+        blocks, names = [block for block, _ in found if block >= 0], [name for block, name in found if block >= 0]
         return self._tiers.swap_out(sequence, names, blocks, num_blocks * self._groups.block_size)
 
     def discard(self, sequence: Sequence) -> list[int]:

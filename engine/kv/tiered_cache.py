@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.kv.block_copier import BlockCopier
-from engine.kv.block_mover import BlockMover, BlockStore, HostFetch
+from engine.kv.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots
 from engine.kv.disk_thread import DiskThread
 from engine.kv.host_thread import HostThread
 from engine.kv.host_tier import HostSlot, HostTier
@@ -45,7 +45,7 @@ class TieredCache(Tiers):
         self._peers = peers
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
-        self._pins: dict[Hashable, list[HostSlot]] = {}
+        self._pins: dict[Hashable, KeptSlots] = {}
         self._awaited: dict[str, bool] = {}  # sequences whose blocks another host waits for, and whether each is open
         self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been handed out
         self._reads: list[TierRead] = []  # some may have ended
@@ -179,21 +179,19 @@ class TieredCache(Tiers):
         swap_s = rate.predict_s(len(missing) * self._block_bytes) + self._fetch_s(num_blocks)
         if not num_blocks or self._thread.is_broken or not rate.is_worth_it(swap_s, self._recompute_s(num_tokens)):
             return False
-        mark = self.mover.mark()
-        for start in range(0, len(missing), self.mover.store_batch):
-            batch = missing[start : start + self.mover.store_batch]
-            for block, _ in batch:
-                self.drop(block)  # from the queue, where it may be waiting
-            self.mover.store([BlockStore(block, name, mark) for block, name in batch])
-        self._thread.wait_for_batch()
-        slots = self._host.pin_prefix(hashes)
-        self._pin(owner, slots)
-        return bool(slots)
+        # A block that is used again before its copy is not kept, like any store's: nobody waits here for gigabytes. The head of the chain is copied
+        # first, and the blocks are used again from its tail.
+        self._pin(owner, self._host.pin_prefix(hashes))
+        mark, kept = self.mover.mark(), self._pins.setdefault(owner, KeptSlots(self._host))
+        for block, _ in missing:
+            self._fresh.pop(block, None)
+        self._thread.store([BlockStore(block, name, mark, kept) for block, name in missing], first=True)
+        return True
 
     def unpin(self, owner: Hashable) -> None:
-        slots = self._pins.pop(owner, None)
-        if slots:
-            self._host.unpin(slots)
+        kept = self._pins.pop(owner, None)
+        if kept is not None:
+            kept.unpin()
 
     # Ends
 
@@ -227,7 +225,7 @@ class TieredCache(Tiers):
 
     def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:
-            self._pins.setdefault(owner, []).extend(slots)
+            self._pins.setdefault(owner, KeptSlots(self._host)).add(slots)
 
     def _recompute_s(self, num_tokens: int) -> float:
         return num_tokens / self._prefill_tokens_per_s if self._prefill_tokens_per_s else math.inf

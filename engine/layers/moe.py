@@ -125,9 +125,17 @@ class Experts:
         """x [tokens, hidden]; weights, expert_ids [tokens, top_k]; positions [tokens] -> [tokens, hidden], this rank's part of the sum"""
         if self.placement is not None:
             return self._own_part(x, weights, expert_ids, positions)
+        return self._full_sum(x, weights, expert_ids)
+
+    def _full_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum over all experts, each of which is here, whole or in part."""
         return moe_experts(
             x, weights, expert_ids, self.gate_up, self.down, self.activation, self.gate_up_bias, self.down_bias
         )
+
+    def _weighted(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1], of experts on this rank -> [pairs, hidden] fp32, what each adds to the sum"""
+        return self._full_sum(x, torch.ones_like(weights), slots).float() * weights
 
     def _own_part(
         self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, positions: torch.Tensor
@@ -145,10 +153,8 @@ class Experts:
         (tokens, top_k), hidden = expert_ids.shape, x.shape[1]
         outputs = torch.zeros(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
         if len(pairs):
-            ids = slots[pairs].unsqueeze(1)
-            ones = torch.ones(len(pairs), 1, dtype=torch.float32, device=x.device)
-            own = moe_experts(x[pairs // top_k], ones, ids, self.gate_up, self.down, self.activation)
-            outputs[pairs] = own.float() * weights.flatten()[pairs].unsqueeze(1)
+            of_pairs = weights.flatten()[pairs].unsqueeze(1)
+            outputs[pairs] = self._weighted(x[pairs // top_k], of_pairs, slots[pairs].unsqueeze(1))
         return outputs.view(tokens, top_k, hidden).sum(1).to(x.dtype)
 
     def count(self, expert_ids: torch.Tensor) -> None:
@@ -167,14 +173,15 @@ class Experts:
 class InputScaledExperts(Experts):
     """Experts for which a token is multiplied by their weight before they compute it, and not what they make of it."""
 
-    def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _full_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         tokens, top_k = expert_ids.shape
-        scaled = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
-        each = positions.repeat_interleave(top_k)
-        outputs = super().__call__(scaled, torch.ones_like(weights).view(-1, 1), expert_ids.view(-1, 1), each)
-        return outputs.view(tokens, top_k, -1).sum(1)
+        each = (weights.view(-1, 1), expert_ids.view(-1, 1))
+        outputs = self._weighted(x.repeat_interleave(top_k, 0), *each)
+        return outputs.view(tokens, top_k, -1).sum(1).to(x.dtype)
+
+    def _weighted(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        scaled = (x * weights).to(x.dtype)
+        return super()._full_sum(scaled, torch.ones_like(weights), slots).float()
 
 
 class SparseMLP:

@@ -2,7 +2,8 @@
 the model, or to the next one.
 
 A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence sees one unbroken row of outputs and never learns
-of the change. Whatever cannot be continued soon, or has lost too many hosts, ends with an error. The module refuses to know text and HTTP.
+of the change. Whatever cannot be continued soon, or has ended too many hosts (charges.py), ends with an error. The module refuses to know text and
+HTTP.
 """
 
 import asyncio
@@ -15,16 +16,14 @@ from msgspec.structs import replace
 from engine.client import EngineClient, EngineError
 from engine.protocol import PRIORITIES, Submit, TokenOutput
 from runtime.engines.assignments import Assignment
+from runtime.engines.charges import Charges
+from runtime.engines.device_host import DeviceHost
 from runtime.engines.dispatch import Placement
 from runtime.engines.fleet import Fleet
 from runtime.engines.hand_over import PrefillWork, prefill_sequence
 from runtime.engines.models import Models
 from runtime.engines.sent_images import SentImages
 from wire.data_sites import NO_OTHERS, DataSites
-
-# Of one sequence. A request that kills its host takes at most two more with it; one that merely was there when a host died, and has such
-# bad luck again, is still continued.
-MAX_CONTINUATIONS = 2
 
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, what became of a sequence whose host died)
@@ -50,6 +49,7 @@ class Continuations:
         self.observe = observe
         self.observe_placement = observe_placement
         self.images = SentImages()
+        self.charges = Charges()
 
     @asynccontextmanager
     async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
@@ -77,7 +77,11 @@ class ContinuedSequence:
         self._delivered: list[int] = []
         self._has_begun = False
         self._cuts = 0
+        self._is_suspect = (
+            False  # a host has ended by itself in a step that held it, and none has computed its prompt since
+        )
         self._client: EngineClient | None = None
+        self._device_host: DeviceHost | None = None  # whose client it is
         self._assignment: Assignment | None = None
         self._prefill: PrefillWork | None = None  # of its prompt, on another host
         self.route = ""  # how it was first placed (Placement.explained)
@@ -85,6 +89,8 @@ class ContinuedSequence:
 
     async def begin(self) -> None:
         """Open the sequence on a host; while none has its model, wait for the next one, as a sequence does that lost its own."""
+        self._site.charges.require_harmless(self._submit)
+        self._is_suspect = self._site.charges.of(self._submit) > 0
         within_s = self._site.within_s
         try:
             async with asyncio.timeout(within_s):
@@ -127,9 +133,7 @@ class ContinuedSequence:
         try:
             while True:
                 self._cuts += 1
-                if self._cuts > MAX_CONTINUATIONS:
-                    message = f"{error}; it was the {_ordinal(self._cuts)} host that died under this request"
-                    raise EngineError("engine_error", message)
+                await self._note_death(error)
                 try:
                     output = await self._resume(error, deadline)
                     break
@@ -145,6 +149,17 @@ class ContinuedSequence:
             raise
         self._site.observe(self._submit.model, "continued")
         return output
+
+    async def _note_death(self, error: EngineError) -> None:
+        """Charge the request with its host's death where that ended by itself in a step of this sequence. Raises EngineError where it is one too
+        many."""
+        assert self._client is not None
+        assert self._device_host is not None
+        if self._submit.sequence_id not in await self._device_host.charged(self._client):
+            return
+        self._site.charges.charge(self._submit)
+        self._site.charges.require_harmless(self._submit, str(error))
+        self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
         """`deadline`: of a sequence that had begun, however many hosts die meanwhile; one that waits for its turn has a new one at each death."""
@@ -169,9 +184,12 @@ class ContinuedSequence:
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence where it was placed; return how, explained."""
-        self._client = client = placement.replica.host.serving_client()
+        self._device_host = placement.replica.host
+        self._client = client = self._device_host.serving_client()
         self.scope = AsyncExitStack()
         self._prefill = None
+        if self._is_suspect:  # the host that answers computes its prompt as well
+            placement, submit = placement._replace(prefill=None), replace(submit, is_suspect=True)
         if placement.prefill is not None:
             placement, submit = await self._begin_prefill(placement, submit)
         if placement.why:
@@ -205,6 +223,12 @@ class ContinuedSequence:
         if self._has_begun and output.num_cached_tokens is not None:
             output = replace(output, num_cached_tokens=None)
         self._has_begun = self._has_begun or bool(output.token_ids)
+        if output.token_ids:
+            self._is_suspect = (
+                False  # it is past the step in which its host ended; the charge stays until it is answered
+            )
+        if output.finish_reason in ("stop", "length"):
+            self._site.charges.clear(self._submit)
         return output
 
 
@@ -222,7 +246,3 @@ def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
         num_delivered_tokens=submit.num_delivered_tokens + len(delivered),
         priority=PRIORITIES[0],  # a sequence that had been admitted does not queue behind newcomers
     )
-
-
-def _ordinal(number: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

@@ -6,9 +6,10 @@ Its supervisor (supervisor.py) says when a host comes and goes. Refuses to know 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from engine.client import EngineClient, EngineError, ProgressCallback
 from engine.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
@@ -20,6 +21,9 @@ STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: it is made ready at low pri
 FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that does not live, up to:
 LONGEST_PAUSE_S = 10.0
 AFRESH_AFTER = 2  # hosts in a row that crashed before they had answered anything
+CHARGED_WITHIN_S = 3.0  # of a host's death: what it was at work for is known when its process has ended
+DEADLINE_FACTOR = 10  # times a step's predicted time: contexts grow, and a machine has other work
+MOST_DOUBLINGS = 6  # of a step's deadline: 30 s become half an hour
 HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -32,7 +36,7 @@ class DeviceHost:
         self.device = config.all_devices[index]
         self.own_role = config.roles[index]
         self.role = self.own_role  # for as long as the load is as it is (roles.py)
-        self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s)
+        self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s, config.max_num_batched_tokens)
         self.restarts = RestartHistory()
         self.standby = Standby(
             launcher,
@@ -45,6 +49,7 @@ class DeviceHost:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
         self.running: RunningHost | None = None
+        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of hosts that are dead
         self._ended: str | None = None  # why nothing open is waited for any longer
         self.changed = Condition()  # a host has come or gone, or none is waited for any longer
         self._step_observers: list[Callable[[StepOutput], None]] = []
@@ -99,6 +104,14 @@ class DeviceHost:
                 message = f"this site's engine host does not start ({self.restarts.last_death}); try another site"
                 raise EngineError("overloaded", message)
             await self.changed.wait()
+
+    async def charged(self, client: EngineClient) -> frozenset[str]:
+        """Return the sequences in whose step a host has ended by itself, once that is known; none where it was killed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHARGED_WITHIN_S):
+                while client not in self._charged:
+                    await self.changed.wait()
+        return self._charged.get(client, frozenset())
 
     async def until_ready(self) -> None:
         """Return once a host has said what it found."""
@@ -158,6 +171,11 @@ class DeviceHost:
         for _, down in self._change_observers:
             down(self, reason)
 
+    def note_charged(self, client: EngineClient, sequences: Iterable[str]) -> None:
+        """Note under which sequences a host has ended."""
+        self._charged[client] = frozenset(sequences)
+        self.changed.notify_all()
+
     def forget_host(self) -> None:
         """Give out the host no more: its process is being stopped."""
         self.running = None
@@ -175,9 +193,13 @@ class DeviceHost:
 class ProgressWatch:
     """Whether a host that has work takes steps inside its deadline, or, before it is ready, becomes so: liveness is token progress."""
 
-    def __init__(self, start_timeout_s: float, step_deadline_s: float) -> None:
+    def __init__(self, start_timeout_s: float, step_deadline_s: float, largest_step: int = 0) -> None:
+        """`step_deadline_s`: of a step, at least: more where this machine takes longer for one of `largest_step` tokens."""
         self._start_timeout_s = start_timeout_s
-        self._step_deadline_s = step_deadline_s
+        self._least_deadline_s = step_deadline_s
+        self._largest_step = largest_step
+        self._predicted_s = 0.0  # by the slowest model's measured rate, for the largest step
+        self._num_late = 0  # hosts in a row that were late before any step of theirs had ended
         self.has_spoken = False  # the present host has sent something
         self._is_ready = False  # and could load a model: before, it imports, and its heart beats
         self._work = 0  # sequences and loads under way
@@ -193,6 +215,17 @@ class ProgressWatch:
     def quiet_since(self) -> float | None:
         """Since when the host has answered and had no work: the time at which making a standby costs no request anything."""
         return self._idle_since if self.has_spoken and not self._work else None
+
+    @property
+    def step_deadline_s(self) -> float:
+        """The time in which a host that has work has to take a step. Where no step ever ended inside it, nothing is measured: it is doubled."""
+        least_s = self._least_deadline_s * 2 ** min(self._num_late, MOST_DOUBLINGS)
+        return max(least_s, DEADLINE_FACTOR * self._predicted_s)
+
+    def note_late(self) -> None:
+        """Note that the host is ended for want of a step."""
+        if self._is_ready:
+            self._num_late += 1
 
     def begin(self) -> None:
         """Watch another host."""
@@ -230,6 +263,11 @@ class ProgressWatch:
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
+        if has_answered:
+            self._num_late = 0
+        rates = [load.prefill_tokens_per_s for load in step.loads.values() if load.prefill_tokens_per_s]
+        if rates:
+            self._predicted_s = self._largest_step / min(rates)
         return has_answered
 
     def why_stuck(self) -> str | None:
@@ -240,8 +278,8 @@ class ProgressWatch:
         if not self._is_ready:
             late = silent_s > self._start_timeout_s
             return f"the engine host was not ready within {self._start_timeout_s:g} s" if late else None
-        late = silent_s > self._step_deadline_s
-        return f"the engine host has work and took no step for {self._step_deadline_s:g} s" if late else None
+        deadline_s = self.step_deadline_s
+        return f"the engine host has work and took no step for {deadline_s:.3g} s" if silent_s > deadline_s else None
 
 
 class RestartHistory:

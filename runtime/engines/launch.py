@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from engine.client import EngineClient
 from engine.protocol import HostConfig
+from engine.step_journal import HeldSequences, read_journal
 from runtime.endings import ending, oom_kills
 from runtime.engines.cores import Cores, divided, keep_to
 from runtime.engines.devices import is_surely_cpu
@@ -30,6 +32,8 @@ log = logging.getLogger("pilotlight.engine")
 GIB = 1 << 30
 _CPU_KV_GIB = 0.25  # where the site file names no size
 CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
+# Signals that code raises in its own process. Others come from outside: an operator, a supervisor, the kernel where memory has run out.
+OWN_SIGNALS = CRASHES | {-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSYS, -signal.SIGTRAP}
 SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
 CLOSE_WITHIN_S = (
     5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
@@ -81,6 +85,7 @@ class ProcessLauncher:
                 config = replace(config, lend_address=self._lend_address, peer_keys=str(self._write_keys(place)))
             process = await _start(
                 *("--address", place.address, "--parent", str(os.getpid())),
+                *("--journal", str(place.journal)),
                 *("--config", msgspec.json.encode(config).decode()),
                 *(("--standby",) if standby else ()),
                 *(("--afresh",) if afresh else ()),
@@ -133,6 +138,21 @@ class HostProcess:
     @property
     def has_crashed(self) -> bool:
         return self._process.returncode in CRASHES
+
+    @property
+    def ended_by_itself(self) -> bool:
+        code = self._process.returncode
+        return code is not None and (code > 0 or code in OWN_SIGNALS)
+
+    @property
+    def is_suspended(self) -> bool:
+        try:
+            return psutil.Process(self._process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+
+    def held(self) -> HeldSequences:
+        return read_journal(self._place.journal)
 
     async def stop(self, grace_s: float) -> None:
         try:

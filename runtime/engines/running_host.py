@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from engine.client import EngineClient
+from engine.step_journal import HeldSequences
 
 
 class RunningHost(Protocol):
@@ -28,6 +29,17 @@ class RunningHost(Protocol):
     @property
     def has_crashed(self) -> bool:
         """Tell whether it has ended by a signal that damaged code or a damaged file under a map ends in."""
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Tell whether it has ended by an error or a signal of its own, and not because somebody ended it."""
+
+    @property
+    def is_suspended(self) -> bool:
+        """Tell whether somebody has stopped the process, so that it could take no step."""
+
+    def held(self) -> HeldSequences:
+        """Return the sequences that it noted last to be at work for."""
 
     async def stop(self, grace_s: float) -> None:
         """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""

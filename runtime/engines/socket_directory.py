@@ -44,6 +44,11 @@ class SocketDirectory:
         """Where the host serves its KV blocks to other hosts."""
         return f"ipc://{self.directory}/blocks"
 
+    @property
+    def journal(self) -> Path:
+        """Where the host notes which sequences it is at work for."""
+        return self.directory / "steps"
+
     def remove(self) -> None:
         """Remove it, once the host has ended. Harmless a second time."""
         if self._lock is not None:

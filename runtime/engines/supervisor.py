@@ -8,6 +8,7 @@ knows both). Refuses to know models and requests; how a host is started is its l
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from engine.client import EngineError
@@ -22,6 +23,7 @@ log = logging.getLogger("pilotlight.engine")
 SILENT_S = 15.0  # of a host without work: thirty heartbeats
 LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
 STOP_GRACE_S = 3.0
+EXIT_S = 1.0  # for the process whose socket has closed
 
 
 class Supervisor:
@@ -86,8 +88,12 @@ class Supervisor:
             device_host.set_up(host)
             greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
             reason = await self._until_dead(host)
+            is_stuck = host.client.death is None and device_host.progress.why_stuck() is not None
+            if is_stuck and not host.is_suspended:
+                device_host.progress.note_late()
             host.client.fail(reason)
             self._down(reason)
+            device_host.note_charged(host.client, await self._charged(host, is_stuck))
             return reason
         finally:
             device_host.forget_host()
@@ -95,6 +101,20 @@ class Supervisor:
                 greeting.cancel()
             await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
             device_host.restarts.note_exit(host.has_crashed)
+
+    async def _charged(self, host: RunningHost, is_stuck: bool) -> Iterable[str]:
+        """Return the sequences under which a dead host has ended by itself: none where somebody has killed or suspended it. `is_stuck`: its process
+        lives, and took no step."""
+        if is_stuck:
+            return () if host.is_suspended else host.held().computed
+        if host.client.failed_under:
+            return host.client.failed_under
+        with suppress(TimeoutError):  # a socket closes before its process has ended
+            await asyncio.wait_for(host.exited(), EXIT_S)
+        if not host.ended_by_itself:
+            return ()
+        computed, prepared = host.held()
+        return (*computed, *prepared)
 
     def _down(self, reason: str) -> None:
         self._timeline.note("engine lost", time.time())

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from engine.step_journal import read_journal
 from tests.runtime.test_real_engine import Process
 
 CHAT = "/v1/chat/completions"
@@ -194,6 +195,42 @@ def test_every_stream_goes_on_to_the_answer_it_would_have_given(
     for body, stream, expected in zip(REQUESTS, streams, undisturbed, strict=True):
         assert stream.answer == expected, body
     assert site.engine().pid != engine.pid
+    assert_idle(site)
+
+
+def crash_in_a_step(engine: psutil.Process) -> None:
+    """End a host by a signal of its own, while a step is under way."""
+    words = engine.cmdline()
+    journal = Path(words[words.index("--journal") + 1])
+
+    def is_in_a_step() -> bool:
+        engine.send_signal(signal.SIGSTOP)
+        if read_journal(journal).computed:
+            return True
+        engine.send_signal(signal.SIGCONT)
+        return False
+
+    wait_for(is_in_a_step)
+    engine.send_signal(signal.SIGSEGV)
+    engine.send_signal(signal.SIGCONT)
+
+
+def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_go_on(site: Process) -> None:
+    blamed = asked("Tell me a story about a crash.", temperature=0, max_tokens=400, ignore_eos=True)
+    stream = Stream(site.url, blamed)
+    assert stream.has_begun.wait(30)
+    engine = site.engine()
+    crash_in_a_step(engine)
+    wait_for(lambda: site.engine().pid != engine.pid and num_open(site))
+    crash_in_a_step(site.engine())
+    stream.end()
+    assert stream.events[-2 if stream.events[-1] == "[DONE]" else -1]["error"]["code"] == "request_failed"
+    again = Stream(site.url, blamed)
+    again.end()
+    assert again.events[-1]["error"]["code"] == "request_failed", "it is remembered"
+    other = Stream(site.url, REQUESTS[0])
+    other.end()
+    assert other.answer
     assert_idle(site)
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.engine import Engine
+from engine.images.residency import ImageEncoder
 from engine.kv.groups import Windows
 from engine.kv.slab_allocator import SlabAllocator
 from engine.kv.tiers import Tiers
@@ -17,6 +18,7 @@ from engine.protocol import ModelInfo, TokenLogprobs
 from engine.results import RunResult, SampledToken
 from engine.sequence import PENDING
 from engine.step import ChoiceRow, StepInput
+from engine.struct import replace
 
 VOCAB = 1000
 
@@ -109,6 +111,8 @@ class FakeRunner:
         self.scrubbed: list[int] = []
         self.bad_prompts: set[tuple[int, ...]] = set()  # behind these, nothing is finite
         self.explode = False
+        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins so raises
+        self.num_failures = 0
         self.batch_tokens: list[int] = []
         self.num_drafts = 0
 
@@ -128,6 +132,9 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
+        if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
+            self.num_failures += 1
+            raise RuntimeError("a prompt that no device computes")
         for chunk, table in enumerate(zip(*[group.tables for group in step.groups], strict=True)):
             shares = {block % self.copies for blocks in table for block in blocks}
             assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
@@ -213,6 +220,7 @@ def fake_engine(
     speculation: Speculation | None = None,
     windows: Windows = (None,),
     copies: int = 1,
+    images: ImageEncoder | None = None,
 ) -> tuple[Engine, FakeRunner]:
     """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
     in_all = copies * num_blocks * len(windows)
@@ -221,8 +229,10 @@ def fake_engine(
         block_size, max_num_batched_tokens, max_num_seqs, max_waiting, max_decode_delay_s, windows, copies=copies
     )
     info = _info("tiny", in_all, limits, eos_token_ids)
+    if images is not None:
+        info = replace(info, image_token_id=images.placeholder)
     tiers = make_tiers(runner) if make_tiers else None
-    return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation), runner
+    return Engine(info, runner, limits, clock=clock, tiers=tiers, speculation=speculation, images=images), runner
 
 
 def borrowing_engine(

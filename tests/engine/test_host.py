@@ -258,7 +258,7 @@ async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: En
     assert [o.token_ids for o in await collect(in_process, submit("c", prompt, max_tokens=1))] == before
 
 
-async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
+async def test_a_step_that_fails_once_ends_no_request(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from engine.runner import ModelRunner
@@ -275,18 +275,15 @@ async def test_a_failed_step_fails_its_requests_and_the_next_one_works(
         return forward(self, step)
 
     monkeypatch.setattr(ModelRunner, "forward", fail_third)
-    with pytest.raises(EngineError, match="nobody thought of") as failed:
-        await collect(client, submit("b", PROMPT, max_tokens=50))
-    assert failed.value.code == "engine_error"
-    again = await collect(client, submit("c", PROMPT, max_tokens=4))
+    again = await collect(client, submit("b", PROMPT, max_tokens=4))
     assert [o.token_ids for o in again] == [o.token_ids for o in expected]
-    assert again[0].num_cached_tokens == 0
+    assert next(calls) > 4, "a step has failed"
     assert client.loads["tiny"].free_blocks == 32
     await client.close()
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),
+    ("error", "failures"),  # requests that end before the host does; each fails once more alone
     [("an operation that nobody thought of", 2), ("CUDA error: an illegal memory access was encountered", 0)],
 )
 async def test_a_device_whose_every_step_fails_ends_its_host(
@@ -305,15 +302,16 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         raise RuntimeError(error)
 
     def touch(*_: object) -> None:
-        if touched > failures:  # whatever is asked of the device
+        if touched > 2 * failures:  # whatever is asked of the device
             raise RuntimeError(error)
 
     monkeypatch.setattr(Engine, "on_idle", touch)
     monkeypatch.setattr(Engine, "close", touch)
     monkeypatch.setattr(ModelRunner, "forward", fail)
     for _ in range(failures):
-        with pytest.raises(EngineError, match="a step of tiny failed"):
+        with pytest.raises(EngineError, match="a step of tiny failed") as failed:
             await collect(client, submit("a", PROMPT))
+        assert failed.value.code == "request_failed"
         assert client.death is None
     with pytest.raises(EngineError, match="the device is taken for broken"):
         await collect(client, submit("a", PROMPT))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import PRIORITIES, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from engine.step_journal import HeldSequences
 from runtime.engines.continuation import Continuations
 from tests.asgi import call, eventually, start
 from tests.fakes import EOS, FakeEngineClient, FakeLauncher, Step, ids, says
@@ -23,8 +24,10 @@ TEXT = "The pilot light burns."
 class Mortal:
     """Launches hosts that continue `text` wherever a sequence stands; host i dies, if `dies_at` says so, after that many tokens of each."""
 
-    def __init__(self, *dies_at: int | None, text: str = TEXT) -> None:
+    def __init__(self, *dies_at: int | None, text: str = TEXT, how: str = "die") -> None:
+        """`how`: "die" of those that somebody kills, "crash" of those that end by themselves."""
         self.dies_at = dies_at
+        self.how = how
         self.token_ids = (*ids(text), EOS)
         self.launcher = FakeLauncher(self._prepare)
         self.clients: list[FakeEngineClient] = []
@@ -35,7 +38,7 @@ class Mortal:
         dies_at = self.dies_at[number] if number < len(self.dies_at) else None
 
         async def die() -> None:
-            self.launcher.hosts[number].die(f"host {number} was killed")
+            getattr(self.launcher.hosts[number], self.how)(f"host {number} was killed")
 
         client.answer = lambda submit: self._outputs(submit, dies_at, number, die)
 
@@ -137,17 +140,94 @@ async def test_a_sequence_that_had_not_begun_is_submitted_as_it_was(make_site: S
         await site.is_idle()
 
 
-async def test_a_request_that_kills_every_host_ends_with_the_third(make_site: SiteMaker) -> None:
-    mortal = Mortal(2, 2, 2)
+async def test_a_request_under_which_two_hosts_crash_is_refused_by_name_then_and_when_it_comes_again(
+    make_site: SiteMaker,
+) -> None:
+    mortal = Mortal(2, 2, how="crash")
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, STREAMED)
-        assert answer.events[-1]["error"]["code"] == "engine_error"
-        assert "third host that died" in answer.events[-1]["error"]["message"]
+        error = answer.events[-1]["error"]
+        assert error["code"] == "request_failed"
+        assert (
+            "2 engine hosts have ended by themselves in a step that held this request; the last: " in error["message"]
+        )
         await eventually(lambda: not site.app.site.why_not_ready())
-        assert len(mortal.clients) == 4
-        assert (await call(site.app, CHAT, HELLO)).json["choices"][0]["message"]["content"] == TEXT
+        assert [client.submits[0].is_suspect for client in mortal.clients[:2]] == [False, True]
+        assert len(mortal.clients) == 3
+        again = await call(site.app, CHAT, HELLO)
+        assert (again.status, again.json["error"]["code"]) == (422, "request_failed")
+        assert mortal.clients[2].submits == [], "it has not come near the third host"
+        other = {**HELLO, "messages": [{"role": "user", "content": "Hello"}]}
+        assert (await call(site.app, CHAT, other)).json["choices"][0]["message"]["content"] == TEXT
         text = (await call(site.app, "/metrics")).body.decode()
         assert 'pilotlight_cut_sequences_total{model_name="tiny",outcome="failed"} 1.0' in text
+        await site.is_idle()
+
+
+async def test_hosts_that_are_killed_are_charged_to_no_request(make_site: SiteMaker) -> None:
+    mortal = Mortal(2, 2, 2, 2, 2)
+    async with make_site(launcher=mortal.launcher) as site:
+        answer = await call(site.app, CHAT, HELLO)
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert len(mortal.clients) == 6
+        assert not any(client.submits[0].is_suspect for client in mortal.clients)
+        await site.is_idle()
+
+
+async def test_a_request_that_its_next_host_computes_is_charged_with_nothing_any_more(make_site: SiteMaker) -> None:
+    mortal = Mortal(0, None, 0, how="crash")
+    async with make_site(launcher=mortal.launcher) as site:
+        for _ in range(2):
+            answer = await call(site.app, CHAT, HELLO)
+            assert answer.json["choices"][0]["message"]["content"] == TEXT
+            site.launcher.hosts[-1].die()
+            await eventually(lambda: not site.app.site.why_not_ready())
+        await site.is_idle()
+
+
+async def test_only_the_sequences_of_the_step_are_charged_with_a_crash(make_site: SiteMaker) -> None:
+    async with make_site() as site:
+        waiting, gate = start(site.app, CHAT, HELLO), asyncio.Event()
+        site.engine.script = [gate]
+        await eventually(lambda: len(site.engine.submits) == 1)
+        first = site.launcher.hosts[0]
+        first.ended_by_itself, first.journal = True, HeldSequences(("another",))
+        first.die("the engine host (pid 4242) was ended by SIGSEGV")
+        assert (await waiting.done()).status == 200
+        assert [submit.is_suspect for submit in site.engine.submits] == [False]
+        await site.is_idle()
+
+
+@pytest.mark.parametrize(("suspended", "charged"), [(False, True), (True, False)])
+async def test_a_step_that_ran_out_of_its_deadline_is_charged_unless_somebody_stopped_the_process(
+    make_site: SiteMaker, suspended: bool, charged: bool
+) -> None:
+    mortal = Mortal()
+    async with make_site(launcher=mortal.launcher, engine={"step_deadline_s": 0.2}) as site:
+        first = site.launcher.hosts[0]
+        first.is_suspended = suspended
+        mortal.clients[0].answer = lambda submit: [*says("The pi", finish=None), 30]
+        waiting = start(site.app, CHAT, HELLO)
+        await eventually(lambda: bool(mortal.clients[0].submits))
+        first.journal = HeldSequences((mortal.clients[0].submits[0].sequence_id,))
+        answer = await waiting.done()
+        assert answer.json["choices"][0]["message"]["content"] == TEXT
+        assert mortal.clients[1].submits[0].is_suspect is charged
+        await site.is_idle()
+
+
+async def test_a_host_that_ends_for_failed_steps_says_under_which_sequences(make_site: SiteMaker) -> None:
+    mortal = Mortal()
+    async with make_site(launcher=mortal.launcher) as site:
+
+        async def fail() -> None:
+            client = mortal.clients[0]
+            client.failed_under = (client.submits[0].sequence_id,)
+            site.launcher.hosts[0].die("the device is taken for broken")
+
+        mortal.clients[0].answer = lambda submit: [fail]
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+        assert mortal.clients[1].submits[0].is_suspect
         await site.is_idle()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.protocol import StepOutput, TokenOutput
+from engine.protocol import ModelLoad, StepOutput, TokenOutput
 from runtime.engines import device_host
 from runtime.engines.device_host import ProgressWatch
 
@@ -87,3 +87,39 @@ def test_it_is_quiet_since_its_last_work_ended_once_it_has_spoken(watch: Progres
     assert watch.quiet_since == 103.0
     watch.end()
     assert watch.quiet_since is None
+
+
+def test_a_machine_that_is_measured_to_be_slow_has_ten_times_its_largest_step(clock: Clock) -> None:
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048)
+    watch.begin()
+    loads = {"fast": ModelLoad(prefill_tokens_per_s=10_000.0), "slow": ModelLoad(prefill_tokens_per_s=512.0)}
+    watch.note_step(StepOutput(1, (), loads))
+    with watch.expected():
+        clock.now += 39.9
+        assert watch.why_stuck() is None
+        clock.now += 0.2
+        assert watch.why_stuck() == "the engine host has work and took no step for 40 s"
+
+
+def test_a_machine_whose_first_step_never_ends_in_time_has_twice_as_long_each_time(clock: Clock) -> None:
+    """Nothing is measured before a step has ended: a fixed deadline would end every host of a slow machine."""
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048)
+    for deadline_s in (5.0, 10.0, 20.0, 40.0):
+        watch.begin()
+        watch.note_ready()
+        with watch.expected():
+            clock.now += deadline_s - 0.1
+            assert watch.why_stuck() is None
+            clock.now += 0.2
+            assert watch.why_stuck() is not None
+            watch.note_late()
+    watch.begin()
+    watch.note_step(frame(1, TokenOutput("a", (5,))))
+    assert watch.step_deadline_s == 5.0, "it has answered"
+
+
+def test_a_host_that_is_not_ready_in_time_says_nothing_about_steps(clock: Clock) -> None:
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0)
+    watch.begin()
+    watch.note_late()
+    assert watch.step_deadline_s == 5.0

@@ -209,6 +209,20 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert made.tiers.swapped is None
 
 
+def test_of_twins_the_one_that_others_find_is_swapped_out() -> None:
+    """A twin that is used again tells nobody, and a copy that a thread makes later would be another's content under this name."""
+    made = Made((None,))
+    first, twin = made.sequence(12), made.sequence(12, "twin")
+    made.manager.take(twin, made.lookup.find_cached(twin))
+    assert made.manager.grow(twin, 12)  # before the first one's blocks are found
+    made.computed(first, 12)
+    made.manager.complete(twin, 12)
+    assert set(twin.tables[0].blocks).isdisjoint(first.tables[0].blocks)
+    assert made.manager.swap_out(twin)
+    assert made.tiers.swapped is not None
+    assert made.tiers.swapped[:2] == (made.names(3), [*first.tables[0].blocks[:3]])
+
+
 def test_what_is_discarded_is_found_nowhere_and_its_own_blocks_are_told() -> None:
     made = Made()
     other = made.computed(made.sequence(9, "other"), 8)

@@ -380,6 +380,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
     rig.tiers.store(4, name(4))
     owner = object()
     assert rig.tiers.swap_out(owner, [name(n) for n in range(6)], range(6), 6 * BLOCK_SIZE)
+    assert rig.tiers.wait_until_idle(10)
     rig.cache[:6] = -1
     for n in range(20, 60):
         slot = rig.host.reserve(name(n), rig.bytes)
@@ -395,6 +396,46 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
     assert fetch.num_blocks == 6
     assert all(holds(rig.cache[n], n) for n in range(6))
     assert all(slot.pins == 0 for slot in rig.host._slots.values())
+
+
+def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_again_before(rig: Rig) -> None:
+    for n in range(20):
+        rig.fill(n)
+    owner, chain = object(), [name(n) for n in range(20)]
+    rig.copier.hold_up()
+    rig.tiers.mover.store_batch = 4
+    assert rig.tiers.swap_out(owner, chain, range(20), 20 * BLOCK_SIZE)
+    assert rig.copier.begun.wait(10), "a thread copies"
+    assert not any(block in rig.host for block in chain), "and the engine's goes on meanwhile"
+    used_again = [18, 19]
+    for block in used_again:
+        rig.tiers.drop(block)
+        rig.cache[block] = 99
+    rig.copier.may_go_on.set()
+    assert rig.tiers.wait_until_idle(10)
+    kept = [n for n in range(20) if name(n) in rig.host]
+    assert kept == [n for n in range(20) if n not in used_again]
+    assert rig.tiers.load().num_pinned == len(kept)
+    fetch = rig.fetch(kept, range(30, 30 + len(kept)))
+    assert rig.tiers.wait_until_idle(10)
+    assert fetch.num_blocks == len(kept)
+    assert all(holds(rig.cache[30 + i], n) for i, n in enumerate(kept))
+    rig.tiers.unpin(owner)
+    assert rig.tiers.load().num_pinned == 0
+
+
+def test_a_sequence_that_goes_on_before_its_blocks_are_copied_leaves_no_pin(rig: Rig) -> None:
+    for n in range(6):
+        rig.fill(n)
+    owner = object()
+    rig.copier.hold_up()
+    assert rig.tiers.swap_out(owner, [name(n) for n in range(6)], range(6), 6 * BLOCK_SIZE)
+    assert rig.copier.begun.wait(10)
+    rig.tiers.unpin(owner)
+    rig.copier.may_go_on.set()
+    assert rig.tiers.wait_until_idle(10)
+    assert all(name(n) in rig.host for n in range(6))
+    assert rig.tiers.load().num_pinned == 0
 
 
 def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig: Rig) -> None:

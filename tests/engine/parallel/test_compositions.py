@@ -1,0 +1,214 @@
+"""Every family, in every composition of ranks: their tokens are those of one rank, and their log-probabilities close, or the composition is refused
+by name."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import (
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from engine.errors import CheckpointError
+from engine.protocol import HostConfig, Submit
+from engine.struct import replace
+from tests.checkpoints import write_checkpoint
+from tests.engine.driver import drain, drain_preempting, load_engine, random_prompt, submit
+from tests.engine.families import LATENT, config
+from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, group_of, several
+from tests.engine.quantizers import apart
+
+# Sizes by which every composition of up to four ranks divides a model: heads, experts, layers.
+SHARED: dict[str, Any] = {
+    "hidden_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 60
+}  # fmt: skip
+EACH = "llama 4, experts one by one"
+MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"num_hidden_layers": 5, "num_key_value_heads": 2, "sliding_window": 7}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"tie_word_embeddings": True}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 11, "query_pre_attn_scalar": 6, "rope_parameters": None},
+    ),
+    "qwen3-moe": (Qwen3MoeConfig, {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 18}),
+    "gpt-oss": (GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 15}),
+    "deepseek-v3": (
+        DeepseekV3Config,
+        LATENT
+        | {
+            "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+            "first_k_dense_replace": 1, "moe_intermediate_size": 28,
+        },
+    ),
+    "glm-4.5": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+            "moe_intermediate_size": 28, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "llama 4": (
+        Llama4TextConfig,
+        {
+            "intermediate_size_mlp": 44, "num_local_experts": 4, "num_experts_per_tok": 2, "no_rope_layers": [1, 0, 1, 1],
+            "moe_layers": [0, 1, 3], "attention_chunk_size": 16, "floor_scale": 9, "attn_scale": 0.3,
+        },
+    ),
+}  # fmt: skip
+FAMILIES = (*MODELS, EACH)
+STACKED = ("gpt-oss", "llama 4")  # all experts of a layer in one tensor, of which ranks have a part each
+SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH)
+
+
+EXPERTS = {"expert_parallel": True}
+COMPOSITIONS: dict[str, HostConfig] = {
+    "tp 2": group_of(2),
+    "pp 2": group_of(2, stages=2),
+    "ep 2": group_of(2, **EXPERTS),
+    "ep 2, dp 2": group_of(2, **EXPERTS, data_parallel=2),
+    "pp 3": group_of(3, stages=3),
+    "tp 4": group_of(4),
+    "tp 2, pp 2": group_of(4, stages=2),
+    "pp 4": group_of(4, stages=4),
+    "ep 4": group_of(4, **EXPERTS),
+    "ep 4, a copy of one each": group_of(4, **EXPERTS, redundant_experts=4),
+    "ep 2, pp 2": group_of(4, **EXPERTS, stages=2),
+    "ep 4, dp 2": group_of(4, **EXPERTS, data_parallel=2),
+    "ep 4, dp 4": group_of(4, **EXPERTS, data_parallel=4),
+    "ep 2, dp 2, pp 2": group_of(4, **EXPERTS, data_parallel=2, stages=2),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if len(host.group) > 2 else [])
+        for name, host in COMPOSITIONS.items()
+    ],
+)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    host = COMPOSITIONS[request.param]
+    with group_memory(host) as memory:
+        yield Ranks(host, memory)
+
+
+def write(directory: Path, family: str, **changes: Any) -> None:
+    kind, own = MODELS["llama 4" if family == EACH else family]
+    write_checkpoint(directory, config(kind, **SHARED | own | changes))
+    if family == EACH:
+        save_file(apart(load_file(directory / "model.safetensors")), directory / "model.safetensors")
+
+
+def refused_with(family: str, host: HostConfig) -> str | None:
+    """Return the refusal of a family that cannot be divided so; None: it can."""
+    if not host.expert_parallel:
+        return None
+    if family not in SPARSE:
+        return "has no experts to spread" if host.data_parallel > 1 else "has 0 experts; leave ep at 1"
+    return "keeps all experts in one tensor" if family in STACKED else None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
+    tmp_path: Path, ranks: Ranks, family: str
+) -> None:
+    write(tmp_path, family)
+    if refusal := refused_with(family, ranks.host):
+        with pytest.raises(CheckpointError, match=refusal), ranks.loaded(tmp_path):
+            pass
+        return
+    asked = several(prompt_logprobs=True)  # greedy ones beside one whose tokens are drawn
+    asked.append(submit("drawn", random_prompt(31, seed=9), max_tokens=12, temperature=0.9, seed=5, num_logprobs=3))
+    expected = drain(load_engine(tmp_path), asked)
+    with ranks.loaded(tmp_path) as model:
+        assert_same(drain(model.engine, asked), expected)
+
+
+NUM_DRAWS = 200
+
+
+def drawn_submits(rng: random.Random) -> list[Submit]:
+    """Return sequences of drawn lengths that ask for drawn things."""
+    asked = []
+    for i in range(rng.randint(1, 6)):
+        sampling: dict[str, Any] = {"max_tokens": rng.randint(1, 14), "num_logprobs": rng.randint(0, 3)}
+        if rng.random() < 0.5:
+            sampling |= {"temperature": 0.9, "seed": rng.randrange(99)}
+        if rng.random() < 0.3:
+            sampling |= {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
+        if rng.random() < 0.3:
+            sampling |= {"prompt_logprobs": True}
+        asked.append(submit(f"s{i}", random_prompt(rng.randint(1, 70), seed=rng.randrange(999)), **sampling))
+    return asked
+
+
+def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
+    heads, layers = rng.choice([4, 8]), rng.randint(4, 6)
+    sizes: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "hidden_size": 8 * rng.randint(4, 7),
+    }
+    sizes["num_key_value_heads"] = heads if family == "deepseek-v3" else rng.choice([1, 2, heads])
+    if family.startswith("llama 4"):
+        sizes["no_rope_layers"] = [rng.randint(0, 1) for _ in range(layers)]
+        sizes["moe_layers"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))
+    if family == "gemma3":
+        sizes["sliding_window"] = rng.randint(5, 40)
+    return sizes
+
+
+@pytest.mark.slow
+def test_drawn_models_and_requests_get_the_tokens_of_one_rank_in_drawn_compositions(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    drawn = random.Random(2)
+    computed = {
+        name: [family for family in FAMILIES if refused_with(family, host) is None]
+        for name, host in COMPOSITIONS.items()
+    }
+    draws = sorted(
+        drawn.choice([*COMPOSITIONS]) for _ in range(NUM_DRAWS)
+    )  # a group starts once for all draws of its composition
+    for name in COMPOSITIONS:
+        host = COMPOSITIONS[name]
+        with group_memory(host) as memory:
+            for i in range(draws.count(name)):
+                rng = random.Random(f"{name} {i}")
+                family = rng.choice(computed[name])
+                directory = tmp_path_factory.mktemp("model")
+                write(directory, family, **drawn_sizes(rng, family))
+                asked, budget, run = (
+                    drawn_submits(rng),
+                    rng.choice([16, 48, 2048]),
+                    rng.choice([drain, drain_preempting]),
+                )
+                expected = run(load_engine(directory, max_num_batched_tokens=budget), asked)
+                shared = Ranks(replace(host, max_num_batched_tokens=budget), memory)
+                with shared.loaded(directory) as model:
+                    if host.stages == 1:
+                        model.engine.runner.depth = rng.choice([1, 2])
+                    try:
+                        assert_same(run(model.engine, asked), expected)
+                    except AssertionError as difference:
+                        difference.add_note(f"{name}, draw {i}: {family}")
+                        raise
