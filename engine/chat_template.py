@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.tokenizer import TokenizerError, read_json, special_tokens_of
+from engine.tokenizer import TokenizerError, read_json, read_special_tokens
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -48,9 +48,9 @@ class ChatTemplate:
                 sources["default"] = main.read_text(encoding="utf-8")
             for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
                 sources[extra.stem] = extra.read_text(encoding="utf-8")
+            return cls(sources, read_special_tokens(directory))
         except (TokenizerError, OSError, UnicodeDecodeError) as error:
             raise ChatTemplateError(str(error)) from None
-        return cls(sources, special_tokens_of(config))
 
     @property
     def is_compiled(self) -> bool:

@@ -62,12 +62,10 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> "Tokenizer":
         from engine.tokenizer_files import tokenizer_json
 
-        return cls.from_json(
-            tokenizer_json(directory), read_json(directory / "tokenizer_config.json"), origin=str(directory)
-        )
+        return cls.from_json(tokenizer_json(directory), read_special_tokens(directory), origin=str(directory))
 
     @classmethod
-    def from_json(cls, text: str, config: dict[str, Any], origin: str = "tokenizer.json") -> "Tokenizer":
+    def from_json(cls, text: str, special_tokens: dict[str, str], origin: str = "tokenizer.json") -> "Tokenizer":
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -77,7 +75,7 @@ class Tokenizer:
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, decoder=decoder, special_tokens=special_tokens_of(config))
+        return cls(backend, decoder=decoder, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
@@ -305,8 +303,12 @@ class _LibraryDetokenizer:
         return whole[len(self._tokenizer.decode_by_library(before)) :]
 
 
-def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
-    """Return the named special tokens of a tokenizer_config.json; each is a string or an object with `content`."""
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """Return a checkpoint's named special tokens, each written as a string or an object with `content`. As in transformers special_tokens_map.json
+    wins over tokenizer_config.json, but is not read if that has `added_tokens_decoder`, as newer ones do. Raises TokenizerError."""
+    config = read_json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json(directory / "special_tokens_map.json")
     named: dict[str, str] = {}
     for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(key)
