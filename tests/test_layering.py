@@ -36,6 +36,7 @@ ENGINE_CLIENT_HALF = {
     "errors",
     "peft",
     "gguf",
+    "guarded_pool",
 }
 
 
