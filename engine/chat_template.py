@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.plain_files import read_text
 from engine.tokenizer import TokenizerError, read_json, read_special_tokens
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class ChatTemplate:
             config = read_json(directory / "tokenizer_config.json")
             sources = _named_templates(config.get("chat_template"))
             main = directory / "chat_template.jinja"
-            if main.is_file():
-                sources["default"] = main.read_text(encoding="utf-8")
+            if main.exists():
+                sources["default"] = read_text(main)
             for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-                sources[extra.stem] = extra.read_text(encoding="utf-8")
+                sources[extra.stem] = read_text(extra)
             return cls(sources, read_special_tokens(directory))
         except (TokenizerError, OSError, UnicodeDecodeError) as error:
             raise ChatTemplateError(str(error)) from None

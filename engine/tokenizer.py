@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from engine.plain_files import read_text
 from engine.spelling import spelling_of
 
 if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
@@ -321,10 +322,10 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file; empty when there is no file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object")

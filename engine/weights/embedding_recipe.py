@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
+from engine.plain_files import read_bytes
 from engine.protocol import Pooling
 from engine.weights.checkpoint import read_json
 from engine.weights.config import positive_int
@@ -59,7 +60,7 @@ def _has_no_head(architecture: str) -> bool:
 def _modules(file: Path) -> list[tuple[str, str]]:
     """Return each module's kind and folder."""
     try:
-        listed = json.loads(file.read_bytes())
+        listed = json.loads(read_bytes(file))
         return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in listed]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is no list of modules, each with its type and path: {error!r}") from error

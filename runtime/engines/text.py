@@ -78,11 +78,12 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
     repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
+    top_k = int(_number(config, "top_k", 0, (-1, sys.maxsize)))
     return SamplingDefaults(
         temperature=_number(config, "temperature", 1.0, (0.0, sys.float_info.max)),
         # 0 leaves the most likely token alone, as any number does that is smaller than its probability.
         top_p=_number(config, "top_p", 1.0, (0.0, 1.0)) or LEAST_TOP_P,
-        top_k=int(_number(config, "top_k", 0, (0, sys.maxsize))) or None,
+        top_k=top_k if top_k > 0 else None,
         min_p=_number(config, "min_p", 0.0, (0.0, 1.0)),
         repetition_penalty=repetition_penalty,
     )

@@ -177,6 +177,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         ({"do_sample": True, "temperature": 0.0}, "temperature", 0.0),
         ({"temperature": 0}, "temperature", 0.0),
         ({"top_k": 0}, "top_k", None),
+        ({"top_k": -1}, "top_k", None),
         ({"min_p": 0.0}, "min_p", 0.0),
         ({"top_p": 0.0}, "top_p", 1e-6),  # the most likely token alone
         ({"temperature": None, "top_p": None}, "temperature", 1.0),
