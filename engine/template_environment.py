@@ -1,6 +1,6 @@
 """The Jinja environment that chat templates are written against, and run in.
 
-Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox and see plain JSON values only, and no operator
+Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox, see plain JSON values only, and no operator
 makes much of little. Whatever else takes long or grows is ended with its process (runtime/rendering.py). Round them are trimmed blocks,
 `raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue. Imported when a template is compiled
 (chat_template.py), for Jinja is slow to import. Refuses to know messages.
@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_ITEMS = 1_000_000  # of a text or list that is a product
 MOST_BITS = 4096  # of a whole number

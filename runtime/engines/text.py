@@ -13,6 +13,7 @@ from engine.formats import AnswerFormat
 from engine.image_prompt import ImagePlaceholders
 from engine.protocol import ModelInfo
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
+from runtime.engines.sources import EMBEDDED
 from runtime.rendering import Rendering
 
 LEAST_TOP_P = 1e-6
@@ -47,7 +48,7 @@ class TextSide(NamedTuple):
         return cls(
             tokenizer,
             template,
-            Rendering(tokenizer, template),
+            Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine.chat_template import ChatTemplate, ChatTemplateError
+from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient, EngineError
 from engine.planning.model import planned_weights_bytes
 from engine.protocol import LoadProgress, ModelInfo, ModelSpec
@@ -27,6 +27,7 @@ from runtime.engines.model_state import ModelState, Replica
 from runtime.engines.sources import SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
 from runtime.engines.wake_history import RETRY_FAILED_S, Clock, Wake
+from runtime.rendering import Rendering
 from sites.site import EngineConfig, ModelConfig
 from wire.errors import ApiError
 
@@ -155,7 +156,7 @@ class Waker:
             info = _limited(await weights, state.config)
             check_vocabulary(state.text.tokenizer, info)
             if not state.demand.waiters:
-                await asyncio.to_thread(state.text.template.compile)
+                await state.text.rendering.check()
             return info
         finally:
             weights.cancel()
@@ -168,16 +169,18 @@ class Waker:
         return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
 
     def _check_template_later(self, state: ModelState) -> None:
-        if state.text is not None and not state.text.template.is_compiled:
-            check = asyncio.create_task(self._check_template(state, state.text.template), name="check template")
+        if state.text is not None and not state.text.rendering.is_checked:
+            check = asyncio.create_task(self._check_template(state, state.text.rendering), name="check template")
             self.checks.add(check)
             check.add_done_callback(self.checks.discard)
 
-    async def _check_template(self, state: ModelState, template: ChatTemplate) -> None:
+    async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
         """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
-            await asyncio.to_thread(template.compile)
+            await rendering.check()
+        except EngineError as error:  # the machine had no time: the first conversation tries again
+            log.warning("model %r: %s", state.config.name, error)
         except ChatTemplateError as error:
             log.error("model %r takes no conversations: %s", state.config.name, error)
 
