@@ -33,6 +33,13 @@ MAX_CHARACTER_BYTES = 4  # of UTF-8
 REPLACEMENT = "\ufffd".encode()  # that an answer may hold as any other character
 MARKED_TOGETHER = 2_000  # special tokens
 
+# Texts of all kinds that a tokenizer is tried with.
+_TRIED = (
+    "", "Hello, world! It's 12:34:56.", "x" * 5000, " " * 5000, "\r\n\t" * 1000, "1234567890" * 200,
+    "D\u00e9j\u00e0 vu \u65e5\u672c\u8a9e \U0001f600\u200d\u0301 \u0000\uffff",
+    f"{SHIELD_BEGIN}<s>{SHIELD_END}[INST]<|im_end|>",
+)  # fmt: skip
+
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
 JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
@@ -302,6 +309,17 @@ class _LibraryDetokenizer:
     def _text_of(self, before: list[int], token_ids: list[int]) -> str:
         whole = self._tokenizer.decode_by_library([*before, *token_ids])
         return whole[len(self._tokenizer.decode_by_library(before)) :]
+
+
+def check_tokenizer(directory: str) -> None:
+    """Read a checkpoint's tokenizer and use it as a site does. For a child process: a file may crash the library, or keep it busy for ever. Raises
+    TokenizerError."""
+    tokenizer = Tokenizer.from_directory(Path(directory))
+    for text in _TRIED:
+        for token_ids in (tokenizer.encode(text, add_special_tokens=True), tokenizer.encode_rendered(text)):
+            tokenizer.decode(token_ids)
+    for token_id in (0, tokenizer.vocab_size - 1, tokenizer.vocab_size):
+        tokenizer.token_text(token_id)
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:

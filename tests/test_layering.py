@@ -31,6 +31,7 @@ ENGINE_CLIENT_HALF = {
     "chat_template",
     "formats",
     "image_prompt",
+    "image_file",
     "gpu_state",
     "planning",
     "errors",

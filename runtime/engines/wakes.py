@@ -16,15 +16,17 @@ from msgspec.structs import replace
 
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient, EngineError
+from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from engine.planning.model import planned_weights_bytes
 from engine.protocol import LoadProgress, ModelInfo, ModelSpec
-from engine.tokenizer import TokenizerError
+from engine.tokenizer import TokenizerError, check_tokenizer
+from runtime.engines.checkpoint_children import run_guarded
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
 from runtime.engines.devices import is_surely_cpu
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.model_state import ModelState, Replica
-from runtime.engines.sources import SourceError, directory_of
+from runtime.engines.sources import EMBEDDED, SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
 from runtime.engines.wake_history import RETRY_FAILED_S, Clock, Wake
 from runtime.rendering import Rendering
@@ -37,6 +39,8 @@ DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is
 SUCCESSOR_WAIT_S = 30.0
 # Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
 TEMPLATE_AFTER_S = 1.0
+# Of a child that tries a tokenizer: the largest take 2 s and 1 GiB
+TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30
 WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 
 
@@ -166,6 +170,8 @@ class Waker:
         """Read the text side where there is none: it is small, and kept while the model sleeps."""
         if state.text is not None:
             return state.text
+        if not directory.is_relative_to(EMBEDDED):
+            await _check_tokenizer(directory)
         return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
 
     def _check_template_later(self, state: ModelState) -> None:
@@ -259,3 +265,13 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
         there = f"the model and its KV cache allow {info.context_length}"
         raise EngineError("model_load_failed", f"its context_tokens are {config.context_tokens}, and {there}")
     return replace(info, context_length=config.context_tokens)
+
+
+async def _check_tokenizer(directory: Path) -> None:
+    """Raises TokenizerError for a tokenizer that no process of a site should read."""
+    try:
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
+    except JobError as error:
+        raise TokenizerError(str(error)) from None
+    except JobEndedError as error:
+        raise TokenizerError(f"{directory} has a tokenizer that cannot be used: {error}") from None
