@@ -294,6 +294,7 @@ class ModelLoading(NamedTuple):
             if is_encoder
             else eos_token_ids(Path(self.spec.path), self.raw_config, self.config.vocab_size),
             dtype=_name(self.dtype()),
+            stored_dtypes=self.source.facts.dtypes,
             block_size=block_size,
             total_blocks=total_blocks,
             weights_bytes=sum(tensor.nbytes for tensor in loaded.tensors.values()),

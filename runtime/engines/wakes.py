@@ -79,7 +79,7 @@ class Waker:
             try:
                 has_evicted = await self._acquire_memory(state, replica, state.directory)
                 room_at = time.monotonic()
-                state.info = await self._load(state, replica, state.directory, text)
+                is_first, state.info = state.info is None, await self._load(state, replica, state.directory, text)
                 while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
                     state.info = await self._load(state, replica, state.directory, text)
             finally:
@@ -88,6 +88,8 @@ class Waker:
             replica.is_awake = True
             self._check_template_later(state)
             self._note_wake(state, replica, state.info, began, room_at, has_evicted)
+            if is_first:
+                _log_conversion(state.info)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
             self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
@@ -255,6 +257,20 @@ def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
         state.loaded_share = done / total if total else 0.0
 
     return report
+
+
+def _log_conversion(info: ModelInfo) -> None:
+    """Log, once for each model, that its weights are not computed in the type that they are stored in."""
+    if "F16" not in info.stored_dtypes:
+        return
+    if info.dtype == "bfloat16":
+        log.warning(
+            "model %s is stored in float16 and computed in bfloat16, which keeps 8 of its weights' 11 significant bits; "
+            'dtype = "float32" in the site\'s file computes what is stored, in twice the memory',
+            info.name,
+        )
+    else:
+        log.info("model %s is stored in float16 and computed in %s, with the same weights", info.name, info.dtype)
 
 
 def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
