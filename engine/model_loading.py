@@ -301,6 +301,7 @@ class ModelLoading(NamedTuple):
             saved_bytes=loaded.saved_bytes,
             load_s=self.phases.total_s,
             pooling=recipe and recipe.pooling,
+            text_prompt=recipe.prompt if recipe else "",
             image_token_id=sizes and sizes.placeholder,
             embedding_size=self.config.hidden_size if recipe else 0,
             mapped=loaded.is_mapped,

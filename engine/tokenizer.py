@@ -40,6 +40,8 @@ _TRIED = (
     f"{SHIELD_BEGIN}<s>{SHIELD_END}[INST]<|im_end|>",
 )  # fmt: skip
 
+_SENTENCE_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
 JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
@@ -70,7 +72,10 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> "Tokenizer":
         from engine.tokenizer_files import tokenizer_json
 
-        return cls.from_json(tokenizer_json(directory), read_special_tokens(directory), origin=str(directory))
+        made = cls.from_json(tokenizer_json(directory), read_special_tokens(directory), origin=str(directory))
+        if read_sentence_config(directory).get("do_lower_case"):
+            made._lower()
+        return made
 
     @classmethod
     def from_json(cls, text: str, special_tokens: dict[str, str], origin: str = "tokenizer.json") -> "Tokenizer":
@@ -157,6 +162,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+
+    def _lower(self) -> None:
+        """Lower every text before all else that the normalizer does."""
+        from tokenizers import normalizers
+
+        own = self._backend.normalizer
+        self._backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
 
     def _plain_backend(self) -> "Backend":
         """Return the same tokenizer, to which special tokens are text like any other."""
@@ -335,6 +347,13 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
         if isinstance(content, str):
             named[key] = content
     return named
+
+
+def read_sentence_config(directory: Path) -> dict[str, Any]:
+    """Read what sentence-transformers wrote of an embedding model's texts, under the name of whichever version; empty for other models."""
+    return next(
+        (found for kind in _SENTENCE_KINDS if (found := read_json(directory / f"sentence_{kind}_config.json"))), {}
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
