@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -52,7 +52,11 @@ help:
 
 install: $(BASE)
 
-up: $(BASE)
+# The C library of a CPU's operations, compiled once, before a site or a test waits for it.
+kernels: $(BASE)
+	@$(BIN)/python -m kernels.cpu.build
+
+up: kernels
 	@$(BIN)/pilotlight up
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
@@ -61,13 +65,13 @@ up: $(BASE)
 RUN := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python
 PYTEST := $(RUN) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-test: $(DEV)
+test: $(DEV) kernels
 	@$(PYTEST) -m "not slow"
 
-test-all: $(DEV)
+test-all: $(DEV) kernels
 	@$(PYTEST)
 
-test-servers: $(DEV)
+test-servers: $(DEV) kernels
 	@for server in own hypercorn uvicorn; do \
 		echo "End to end under $$server:"; \
 		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \

@@ -365,6 +365,8 @@ class ModelInfo(_Value, frozen=True):
     kv_block_bytes: int = 0  # of one block of the KV cache, all ranks' parts of it; 0: it caches nothing
     # of each group of layers, the tokens that a query sees; None: all before it
     kv_windows: tuple[int | None, ...] = ()
+    text_prompt: str = ""  # that every text of an embedding model begins with
+    stored_dtypes: tuple[str, ...] = ()  # of the checkpoint's tensors, by safetensors' names; empty: not known
 
 
 class HostPhases(_Value, frozen=True):

@@ -1,18 +1,52 @@
 """The Jinja environment that chat templates are written against, and run in.
 
-Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox and see plain JSON values only. Round them are
-trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue. Imported when a template
-is compiled (chat_template.py), for Jinja is slow to import. Refuses to know messages.
+Templates come with checkpoints, so they are code from elsewhere: they run in Jinja's immutable sandbox, see plain JSON values only, and no operator
+makes much of little. Whatever else takes long or grows is ended with its process (runtime/rendering.py). Round them are trimmed blocks,
+`raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, `{% generation %}`, break and continue. Imported when a template is compiled
+(chat_template.py), for Jinja is slow to import. Refuses to know messages.
 """
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MOST_ITEMS = 1_000_000  # of a text or list that is a product
+MOST_BITS = 4096  # of a whole number
+_WIDE = re.compile(
+    r"%(?:\([^()]*\))?[^a-zA-Z%]*(?:\*|\d{5})"
+)  # a width or precision beyond 9,999, or one that is an argument
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, in which no one operator takes long or makes gigabytes."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if _is_explosive(operator, left, right):
+            raise SecurityError(f"{operator!r} would make something too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _is_explosive(operator: str, left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+        return operator != "%" and bits > MOST_BITS
+    if operator == "%":
+        return isinstance(left, str) and _WIDE.search(left) is not None
+    texts = [(left, right), (right, left)]
+    return any(
+        isinstance(times, int) and hasattr(items, "__len__") and len(items) * times > MOST_ITEMS
+        for items, times in texts
+    )
 
 
 class _Generation(Extension):
@@ -43,9 +77,12 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+def _make_environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,  # constants are computed where a template is rendered, and not while it is compiled
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from engine.plain_files import read_text
 from engine.spelling import spelling_of
 
 if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
@@ -31,6 +32,15 @@ INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth
 MAX_CHARACTER_BYTES = 4  # of UTF-8
 REPLACEMENT = "\ufffd".encode()  # that an answer may hold as any other character
 MARKED_TOGETHER = 2_000  # special tokens
+
+# Texts of all kinds that a tokenizer is tried with.
+_TRIED = (
+    "", "Hello, world! It's 12:34:56.", "x" * 5000, " " * 5000, "\r\n\t" * 1000, "1234567890" * 200,
+    "D\u00e9j\u00e0 vu \u65e5\u672c\u8a9e \U0001f600\u200d\u0301 \u0000\uffff",
+    f"{SHIELD_BEGIN}<s>{SHIELD_END}[INST]<|im_end|>",
+)  # fmt: skip
+
+_SENTENCE_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
@@ -62,12 +72,13 @@ class Tokenizer:
     def from_directory(cls, directory: Path) -> "Tokenizer":
         from engine.tokenizer_files import tokenizer_json
 
-        return cls.from_json(
-            tokenizer_json(directory), read_json(directory / "tokenizer_config.json"), origin=str(directory)
-        )
+        made = cls.from_json(tokenizer_json(directory), read_special_tokens(directory), origin=str(directory))
+        if read_sentence_config(directory).get("do_lower_case"):
+            made._lower()
+        return made
 
     @classmethod
-    def from_json(cls, text: str, config: dict[str, Any], origin: str = "tokenizer.json") -> "Tokenizer":
+    def from_json(cls, text: str, special_tokens: dict[str, str], origin: str = "tokenizer.json") -> "Tokenizer":
         from tokenizers import Tokenizer as Backend
 
         try:
@@ -77,7 +88,7 @@ class Tokenizer:
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, decoder=decoder, special_tokens=special_tokens_of(config))
+        return cls(backend, decoder=decoder, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
@@ -151,6 +162,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+
+    def _lower(self) -> None:
+        """Lower every text before all else that the normalizer does."""
+        from tokenizers import normalizers
+
+        own = self._backend.normalizer
+        self._backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
 
     def _plain_backend(self) -> "Backend":
         """Return the same tokenizer, to which special tokens are text like any other."""
@@ -305,8 +323,23 @@ class _LibraryDetokenizer:
         return whole[len(self._tokenizer.decode_by_library(before)) :]
 
 
-def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
-    """Return the named special tokens of a tokenizer_config.json; each is a string or an object with `content`."""
+def check_tokenizer(directory: str) -> None:
+    """Read a checkpoint's tokenizer and use it as a site does. For a child process: a file may crash the library, or keep it busy for ever. Raises
+    TokenizerError."""
+    tokenizer = Tokenizer.from_directory(Path(directory))
+    for text in _TRIED:
+        for token_ids in (tokenizer.encode(text, add_special_tokens=True), tokenizer.encode_rendered(text)):
+            tokenizer.decode(token_ids)
+    for token_id in (0, tokenizer.vocab_size - 1, tokenizer.vocab_size):
+        tokenizer.token_text(token_id)
+
+
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """Return a checkpoint's named special tokens, each written as a string or an object with `content`. As in transformers special_tokens_map.json
+    wins over tokenizer_config.json, but is not read if that has `added_tokens_decoder`, as newer ones do. Raises TokenizerError."""
+    config = read_json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json(directory / "special_tokens_map.json")
     named: dict[str, str] = {}
     for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(key)
@@ -316,13 +349,20 @@ def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
     return named
 
 
+def read_sentence_config(directory: Path) -> dict[str, Any]:
+    """Read what sentence-transformers wrote of an embedding model's texts, under the name of whichever version; empty for other models."""
+    return next(
+        (found for kind in _SENTENCE_KINDS if (found := read_json(directory / f"sentence_{kind}_config.json"))), {}
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file; empty when there is no file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.plain_files import read_bytes, read_text
 from engine.spelling import BYTE_LEVEL_ALPHABET
 from engine.tokenizer import TokenizerError
 
@@ -51,7 +52,7 @@ def tokenizer_json(directory: Path) -> str:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(f"{path} cannot be read: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
             raise TokenizerError(f"{path} is not a tokenizer: {error!r}") from None
     first, *others = READERS
     raise TokenizerError(
@@ -61,12 +62,12 @@ def tokenizer_json(directory: Path) -> str:
 
 
 def _plain(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def _tekken(path: Path) -> str:
     """Ids are ranks behind those of the special tokens, of which a file names the first; vocabularies are cut where its `config` says."""
-    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = json.loads(read_text(path))
     config = fields["config"]
     num_special = int(config["default_num_special_tokens"])
     named = fields.get("special_tokens") or [{"rank": i, "token_str": text} for i, text in enumerate(TEKKEN_SPECIAL)]
@@ -91,9 +92,9 @@ def _tekken(path: Path) -> str:
 
 
 def _tiktoken(path: Path) -> str:
-    lines = (line.split() for line in path.read_bytes().splitlines() if line)
+    lines = (line.split() for line in read_bytes(path).splitlines() if line)
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-    config = json.loads((path.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config = json.loads(read_text(path.parent / "tokenizer_config.json"))
     if config.get("tokenizer_class") != KIMI_CLASS:
         message = f"tokenizer_class in its tokenizer_config.json is {config.get('tokenizer_class')!r}; how {KIMI_CLASS} cuts a text is known here"
         raise ValueError(message)

@@ -133,7 +133,11 @@ async def _encode(model: AwakeModel, request: ValidEmbedding) -> list[tuple[int,
 
 
 def _encode_one(model: AwakeModel, text: EmbeddingInput, where: str) -> tuple[int, ...]:
-    token_ids = model.text.tokenizer.encode(text, add_special_tokens=True) if isinstance(text, str) else text
+    tokenizer, prompt = (
+        model.text.tokenizer,
+        model.info.text_prompt,
+    )  # not of token ids: it would stand before their BOS
+    token_ids = tokenizer.encode(prompt + text, add_special_tokens=True) if isinstance(text, str) else text
     if not token_ids:
         raise ApiError("invalid_request", f"{where} has no tokens; send at least one", param=where)
     limit, vocab = model.info.context_length, model.info.vocab_size

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dialects.requests import Conversation, ValidGeneration
-from engine.chat_template import ChatTemplateError, import_ahead
+from engine.chat_template import ChatTemplateError
 from engine.client import EngineError
 from engine.formats import Part
 from engine.protocol import AdapterSource, SamplingParams, Submit, TokenLogprobs, TokenOutput
@@ -74,7 +74,7 @@ class Generator:
             self.admission.permit() as permit,
         ):
             if isinstance(request.prompt, Conversation):
-                import_ahead()
+                self.models.expect_conversation(request.model)
             names_adapter = request.lora or request.requested_model != request.model
             adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(self.request_timeout_s), self.models.use(request.model) as model:

@@ -1,23 +1,26 @@
-"""Images of requests: what their URLs hold is fetched or decoded, and their headers say whether a model may be given them.
+"""Images of requests: what their URLs hold is fetched or decoded, and whether a model may be given it is found out in a child process.
 
-No pixel is decoded here: formats, sizes and animation stand in the header, and a file that is broken behind it is refused by the engine. Whatever
-is wrong is the client's to mend, so it is a 400 that says which image it was.
+A decoder is native code: there it meets a client's bytes first, all of them, and the engine host decodes only what has passed. Whatever is wrong is
+the client's to mend, so it is a 400 that says which image it was.
 """
 
 import asyncio
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
-from io import BytesIO
 
 from dialects.images import ImagePart
-from engine.image_prompt import IMAGE_FORMATS, SizedImage
+from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
+from engine.image_file import check_image
+from engine.image_prompt import SizedImage
+from runtime.engines.checkpoint_children import run_guarded
 from runtime.image_fetching import FETCH_S, BadImageError, ImageFetcher
 from sites.images import ImagesConfig
 from wire.errors import ApiError
 
 MOST_STRETCHED = 200  # times as long as wide, as the processors of Qwen's models have it
-THREADS = 2  # each holds a file, its base64 and what Pillow reads of its header
+AT_ONCE = 2  # each holds a file and its base64, in this process and in a child
+CPU_S, BYTES = 10.0, 2 << 30  # for one image; 64 million pixels that can be seen through take 1.2 GB
 MIB = 1 << 20
 
 Fetch = Callable[[str, int], Awaitable[bytes]]  # (URL, most bytes) -> a file
@@ -31,7 +34,7 @@ class ImageReader:
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)
         self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch
-        self._threads = asyncio.Semaphore(THREADS)
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, parts: Sequence[ImagePart], field: str) -> tuple[SizedImage, ...]:
         """Read a request's images. `field`: the request's name for its prompt. Raises ApiError."""
@@ -45,11 +48,11 @@ class ImageReader:
         for i, part in enumerate(parts):
             try:
                 if part.url[:5].lower() == "data:":
-                    images.append(await self._in_thread(self._decoded, part.url))
+                    data = await asyncio.to_thread(self._decoded, part.url)
                 else:
                     data = await self._fetched(part.url, left, deadline)
                     left -= len(data)
-                    images.append(await self._in_thread(self._sized, data))
+                images.append(await self._sized(data))
             except BadImageError as error:
                 message = f"{field}: image {i + 1} of {len(parts)} {error}"
                 raise ApiError("invalid_request", message, param=field) from None
@@ -62,17 +65,11 @@ class ImageReader:
         except TimeoutError:
             raise BadImageError(f"was not there after {FETCH_S:g} s") from None
 
-    async def _in_thread(
-        self, work: Callable[[str], SizedImage] | Callable[[bytes], SizedImage], given: str | bytes
-    ) -> SizedImage:
-        async with self._threads:
-            return await asyncio.to_thread(work, given)  # type: ignore[arg-type]
-
     @property
     def _most_bytes(self) -> int:
         return int(self._config.max_mib * MIB)
 
-    def _decoded(self, url: str) -> SizedImage:
+    def _decoded(self, url: str) -> bytes:
         """Read a data: URL."""
         head, comma, _ = url[:200].partition(",")
         if not comma or not head.lower().endswith(";base64"):
@@ -84,13 +81,21 @@ class ImageReader:
             data = b64decode(url[start:], validate=True)
         except ValueError as error:
             raise BadImageError(f"is no base64: {error}") from None
-        return self._sized(data)
+        return data
 
-    def _sized(self, data: bytes) -> SizedImage:
+    async def _sized(self, data: bytes) -> SizedImage:
         if len(data) > self._most_bytes:
             raise _too_large(self._config.max_mib)
-        width, height = size_of(data)
-        if width * height > self._config.max_megapixels * 1e6:
+        most_pixels = int(self._config.max_megapixels * 1e6)
+        try:
+            async with self._places:
+                call = JobCall(check_image, (b64encode(data).decode("ascii"), most_pixels))
+                width, height = await run_guarded(GuardedJob(call, CPU_S, BYTES))
+        except JobError as error:
+            raise BadImageError(str(error)) from None
+        except JobEndedError as error:
+            raise BadImageError(f"cannot be read: {error}") from None
+        if width * height > most_pixels:
             raise BadImageError(
                 f"has {width} x {height} pixels, more than the {self._config.max_megapixels:g} million that are taken"
             )
@@ -99,28 +104,6 @@ class ImageReader:
                 f"has {width} x {height} pixels: one side may be at most {MOST_STRETCHED} times the other"
             )
         return SizedImage(width, height, sha256(data).digest(), data)
-
-
-def size_of(data: bytes) -> tuple[int, int]:
-    """Return the width and height that a file's header tells. Raises BadImageError for what is no image, or one that moves."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(BytesIO(data), formats=IMAGE_FORMATS) as image:
-            size, is_still = image.size, image.format == "MPO" or not getattr(image, "is_animated", False)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise BadImageError("has far too many pixels") from None
-    except UnidentifiedImageError:
-        raise BadImageError(
-            f"is none of {', '.join(IMAGE_FORMATS[:-1])} and {IMAGE_FORMATS[-1]}, or it is broken"
-        ) from None
-    except Exception as error:  # whatever else a reader of files finds wrong with one
-        raise BadImageError(f"cannot be read: {error}") from None
-    if not is_still:
-        raise BadImageError("is animated: send one of its pictures")
-    if not all(size):
-        raise BadImageError("has no pixels")
-    return size
 
 
 def _too_large(max_mib: float) -> BadImageError:

@@ -1,91 +1,162 @@
-"""Conversations to prompts' texts by one model's chat template, which may take long or never end.
+"""Conversations to prompts' texts by one model's chat template, which may take long, take gigabytes or never end.
 
-Templates come with checkpoints and are programs. A short conversation is rendered where it is asked for, if the template has been quick so far; every
-other one in a thread, and after RENDER_S that is told to end and the conversation is refused. Refuses to know tokens' ids.
+Templates come with checkpoints and are programs: they run in a child process with limits. Those of embedded models are ours, and run here: a short
+conversation in the event loop, a long one in a thread. Refuses to know tokens' ids.
 """
 
 import asyncio
 import json
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
 
 from dialects.requests import Conversation
-from engine.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError, Messages
+from engine.chat_template import (
+    BrokenTemplateError,
+    ChatTemplate,
+    ChatTemplateError,
+    Messages,
+    Tools,
+    check_template,
+    import_ahead,
+    import_environment,
+    render_template,
+)
+from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from engine.tokenizer import Tokenizer, unmarked
+from runtime.engines.checkpoint_children import children, run_guarded
 
-RENDER_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
-QUICK_S = 0.02  # of CPU time for one conversation: a slower template is kept off the loop
-MAX_THREADS = 2  # of one model's template
-
-
-class _EndedError(BaseException):  # which nothing on the way catches
-    pass
+RENDER_CPU_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
+RENDER_BYTES = 512 << 20
+MAX_CHILDREN = 2  # of one model's template
 
 
 class Rendering:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, is_trusted: bool) -> None:
         self._tokenizer = tokenizer
-        self._template = template
-        self._is_quick = False  # until it has been seen to be
-        self._threads = asyncio.Semaphore(MAX_THREADS)
+        self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
+        self._checking = asyncio.Lock()
+        self.is_checked = not template.sources
+        self.why_broken: str | None = None  # known once it is checked
+
+    async def check(self) -> None:
+        """Compile the template, once for all requests. Raises BrokenTemplateError."""
+        async with self._checking:
+            if not self.is_checked:
+                try:
+                    await self._renderer.compile()
+                except BrokenTemplateError as error:
+                    self.why_broken = str(error)
+                self.is_checked = True
+        if self.why_broken is not None:
+            raise BrokenTemplateError(self.why_broken)
 
     async def text(self, conversation: Conversation, *, is_short: bool) -> str:
-        """Special tokens that somebody wrote are marked in it. Raises ChatTemplateError."""
-        if is_short and self._is_quick:
-            return self._timed(conversation)
-        return await self._in_thread(lambda: self._timed(conversation) if is_short else self._text(conversation))
-
-    def _timed(self, conversation: Conversation) -> str:
-        self._template.compile()
-        began = time.thread_time()
+        """Special tokens that somebody wrote are marked in it. Raises ChatTemplateError, EngineError."""
+        if not self.is_checked or self.why_broken is not None:
+            await self.check()
         try:
-            return self._text(conversation)
-        finally:
-            self._is_quick = time.thread_time() - began < QUICK_S
-
-    def _text(self, conversation: Conversation) -> str:
-        try:
-            return self._rendered(conversation, conversation.messages)
+            return await self._text(conversation, conversation.messages, is_short)
         except ChatTemplateError as error:
             with_text = _with_arguments_as_text(conversation.messages)
-            if with_text is None or isinstance(error, BrokenTemplateError):
+            if with_text is None:
                 raise
             try:
-                return self._rendered(conversation, with_text)  # as those of DeepSeek want them
+                return await self._text(conversation, with_text, is_short)  # as those of DeepSeek want them
             except ChatTemplateError:
                 raise error from None
 
-    def _rendered(self, conversation: Conversation, messages: Messages) -> str:
-        told = (messages, conversation.tools, conversation.variables)
-        messages, tools, variables = self._tokenizer.shield(told)
-        adds = conversation.adds_generation_prompt
+    async def _text(self, conversation: Conversation, messages: Messages, is_short: bool) -> str:
+        told = (messages, conversation.tools, dict(conversation.variables))
+        shield = self._tokenizer.shield
+        messages, tools, variables = shield(told) if is_short else await asyncio.to_thread(shield, told)
+        adds_prompt = conversation.adds_generation_prompt
         try:
-            text = self._template.render(messages, tools or None, add_generation_prompt=adds, variables=variables)
+            text = await self._renderer.render(messages, tools or None, adds_prompt, variables, is_short=is_short)
         except ChatTemplateError as error:
             raise type(error)(unmarked(str(error))) from None
         return _left_open(text, messages[-1]["content"]) if conversation.continues_last else text
 
-    async def _in_thread(self, render: Callable[[], str]) -> str:
-        """A thread of its own: what does not end must not keep the places of a pool that others need."""
-        await self._threads.acquire()
-        loop = asyncio.get_running_loop()
-        rendered: Future[str] = Future()
-        rendered.set_running_or_notify_cancel()
-        rendered.add_done_callback(lambda _: loop.call_soon_threadsafe(self._threads.release))
-        thread = threading.Thread(target=_work, args=(render, rendered), name="render", daemon=True)
-        thread.start()
+
+def expect_conversation(*, is_trusted: bool) -> None:
+    """Prepare to render a conversation whose model is not there yet."""
+    if is_trusted:
+        import_ahead()
+    else:
+        children().submit(GuardedJob(JobCall(import_environment), RENDER_CPU_S, RENDER_BYTES))
+
+
+class _Renderer(Protocol):
+    """Where a template is compiled and rendered."""
+
+    async def compile(self) -> None: ...
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str: ...
+
+
+class _Here:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    async def compile(self) -> None:
+        await asyncio.to_thread(self._template.compile)
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str:
+        render = partial(self._template.render, messages, tools, add_generation_prompt=adds_prompt, variables=variables)
+        return render() if is_short else await asyncio.to_thread(render)
+
+
+class _InChild:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._places = asyncio.Semaphore(MAX_CHILDREN)
+
+    async def compile(self) -> None:
         try:
-            async with asyncio.timeout(RENDER_S):
-                return await asyncio.wrap_future(rendered)
-        except TimeoutError:
-            message = f"the model's chat template was not done with this conversation after {RENDER_S:g} s; shorten it"
+            await self._run(JobCall(check_template, (self._template.as_json,)))
+        except JobEndedError as error:
+            raise BrokenTemplateError(f"the model's chat template cannot be compiled: {error}") from None
+
+    async def render(
+        self,
+        messages: Messages,
+        tools: Tools | None,
+        adds_prompt: bool,
+        variables: Mapping[str, Any],
+        *,
+        is_short: bool,
+    ) -> str:
+        try:
+            call = JobCall(render_template, (self._template.as_json, messages, tools, adds_prompt, variables))
+            text: str = await self._run(call)
+        except JobEndedError as error:
+            message = f"the model's chat template was ended over this conversation: {error}; shorten it"
             raise ChatTemplateError(message) from None
-        finally:
-            if not rendered.done():
-                _end(thread)
+        return text
+
+    async def _run(self, call: JobCall) -> Any:
+        async with self._places:
+            try:
+                return await run_guarded(GuardedJob(call, RENDER_CPU_S, RENDER_BYTES))
+            except JobError as error:
+                kind = BrokenTemplateError if error.name == BrokenTemplateError.__name__ else ChatTemplateError
+                raise kind(str(error)) from None
 
 
 def _with_arguments_as_text(messages: Messages) -> Messages | None:
@@ -113,18 +184,3 @@ def _left_open(text: str, content: str) -> str:
     raise ChatTemplateError(
         "the model's chat template does not write the last message as it is: it cannot be continued"
     )
-
-
-def _work(render: Callable[[], str], rendered: Future[str]) -> None:
-    try:
-        rendered.set_result(render())
-    except BaseException as error:  # of one that was ended, nobody hears
-        rendered.set_exception(error)
-
-
-def _end(thread: threading.Thread) -> None:
-    """End a thread at its next step in Python: a template's loops are made of such."""
-    import ctypes
-
-    if thread.ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_EndedError))

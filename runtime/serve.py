@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.app import SiteApp, build_app
+from runtime.engines.checkpoint_children import close_children
 from runtime.engines.devices import check_devices
 from runtime.engines.sources import SourceError, local_directory
 from runtime.site import Site, access_of
@@ -106,6 +107,8 @@ def run(
     except StartError as error:
         print(f"site {site.name} cannot start: {error}", file=sys.stderr)
         return 1
+    finally:
+        close_children()
     return 0
 
 

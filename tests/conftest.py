@@ -12,10 +12,13 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from kernels.cpu.build import BuildError, build_library
 
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
@@ -30,6 +33,14 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("no_authority.pem"))
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the CPU kernels before the first test, whose time limit a slow compiler would break: of several processes one does, the others wait.
+    Where they cannot be compiled, torch computes."""
+    if session.items and not session.config.option.collectonly:
+        with suppress(BuildError):
+            build_library()
 
 
 @pytest.hookimpl(trylast=True)

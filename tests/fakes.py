@@ -115,6 +115,7 @@ class FakeEngineClient:
         self.vocab_size = 261
         self.hello_gate: asyncio.Event | None = None
         self.pooling: Pooling | None = None
+        self.text_prompt = ""
         self.image_token_id: int | None = None
         self.embedding_size = 0
         self.loads: dict[str, ModelLoad] = {}
@@ -149,6 +150,7 @@ class FakeEngineClient:
         self.heartbeat()
         kind = {
             "pooling": self.pooling,
+            "text_prompt": self.text_prompt,
             "embedding_size": self.embedding_size,
             "image_token_id": self.image_token_id,
         }

@@ -32,11 +32,13 @@ ENGINE_CLIENT_HALF = {
     "chat_template",
     "formats",
     "image_prompt",
+    "image_file",
     "gpu_state",
     "planning",
     "errors",
     "peft",
     "gguf",
+    "guarded_pool",
 }
 
 

@@ -205,6 +205,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     max_model_len: int | UnsetType = UNSET  # the same, by vLLM's name
     kv_cache_tokens: int | UnsetType = UNSET  # that its KV cache holds while no other model needs room
     dtype: str | UnsetType = UNSET  # that it computes in
+    stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
     type: Literal["chat", "completion", "embedding"] | UnsetType = (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
 from engine.gguf.kinds import KINDS, UNREAD, TensorKind
+from engine.plain_files import open_file
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -43,7 +44,7 @@ class GgufFile(NamedTuple):
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
         """Raises CheckpointError where the file is no GGUF file, damaged or cut off; OSError."""
-        with path.open("rb") as opened:
+        with open_file(path) as opened:
             if opened.read(4) != MAGIC:
                 raise CheckpointError(f"{path} is no GGUF file: it does not begin with {MAGIC.decode()}")
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -55,7 +56,7 @@ class GgufFile(NamedTuple):
             raise CheckpointError(
                 f"tensor {tensor.name} in {self.path.name} has type {tensor.kind.name}; it must be F32"
             )
-        with self.path.open("rb") as opened:
+        with open_file(self.path) as opened:
             opened.seek(tensor.start)
             return struct.unpack(f"<{prod(tensor.shape)}f", opened.read(tensor.end - tensor.start))
 

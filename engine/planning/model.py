@@ -14,6 +14,7 @@ from engine.description.weights import Part, WeightShape
 from engine.errors import CheckpointError
 from engine.kv.layout import CachedLayer
 from engine.peft import projection_key
+from engine.plain_files import open_file
 from engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
 from engine.planning.quantization import Quantization, lossless_bytes, read_quantization
 from engine.protocol import KvDtype
@@ -187,7 +188,7 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
 
 def _packed_bytes(packed: Path) -> int:
     """Return what a bundle takes in memory: its own bytes, or what its coded chunks hold."""
-    with packed.open("rb") as file:
+    with open_file(packed) as file:
         try:
             bundle = read_bundle(file.fileno())
         except WeightBundleError:  # the load will say it

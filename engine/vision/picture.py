@@ -3,18 +3,13 @@
 Runs in any thread. Every number equals that of the processors in `transformers` (8-bit resizing by torch, which those call through torchvision).
 """
 
-import io
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
-from engine.errors import ImageError
-from engine.image_prompt import IMAGE_FORMATS, MOST_PIXELS
-
-if TYPE_CHECKING:
-    from PIL import Image
+from engine.image_file import decoded
 
 
 class PreparedImage(NamedTuple):
@@ -32,28 +27,8 @@ def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
 
 def read_picture(data: bytes) -> torch.Tensor:
     """Decode a file to [3, height, width] uint8; of one that moves the first picture, on white what can be seen through. Raises ImageError."""
-    from PIL import Image  # not at the start of every host: few models read images
-
-    try:
-        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise ImageError(f"it has {width} x {height} pixels; at most {MOST_PIXELS} are decoded")
-            pixels = bytearray(_opaque(image).tobytes())
-    except ImageError:
-        raise
-    except Exception as error:  # a decoder raises whatever a broken file makes of it
-        raise ImageError(f"it cannot be read as {', '.join(IMAGE_FORMATS)}: {error}") from error
+    width, height, pixels = decoded(data)
     return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
-
-
-def _opaque(image: "Image.Image") -> "Image.Image":
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        from PIL import Image
-
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB")
 
 
 def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:

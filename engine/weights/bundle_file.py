@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from engine.plain_files import open_descriptor
 from engine.weights.bundle import Bundle, WeightBundleError, encode_header, encode_seal, read_bundle
 from kernels.cpu import durable, pages
 from kernels.cpu.mapped_file import HUGE_PAGE
@@ -35,7 +36,7 @@ class BundleFile:
     @classmethod
     def open(cls, path: Path) -> "BundleFile":
         """Open a bundle. Raises FileNotFoundError, or WeightBundleError for a file that is no whole bundle."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_descriptor(path)
         try:
             return cls(path, fd, read_bundle(fd))
         except BaseException:

@@ -9,20 +9,28 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
-from engine.weights.bundle import ITEM_BYTES, CheckpointFacts
+from engine.plain_files import open_file, read_bytes
+from engine.weights.bundle import CheckpointFacts
 from engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
 # A GGUF file, and where in it which tensors are: in the directories that engine/gguf makes.
 GGUF_FILE, GGUF_INDEX = "model.gguf", "model.gguf.index"
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
-_MAX_HEADER_BYTES = 100 << 20
+_MAX_HEADER_BYTES = 32 << 20  # some 250,000 tensors; the format allows 100 MB, which are gigabytes when they are parsed
+_MAX_DIMS = 64
+# Of one value, by safetensors' names. A tensor that no model asks for may have any of these types.
+_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
 # File systems by Linux's names. What a program serves ("fuse", "fuse.sshfs") may come from anywhere.
 _REMOTE = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
@@ -158,9 +166,9 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
 
 def _weight_map(index_file: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index_file.read_bytes())["weight_map"]
+        weight_map = json.loads(read_bytes(index_file))["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index_file} is no safetensors index: {error}") from error
     if any(Path(file).name != file for file in files.values()):
         raise CheckpointError(f"{index_file} points outside its directory")
@@ -168,39 +176,70 @@ def _weight_map(index_file: Path) -> dict[str, str]:
 
 
 def read_header(file: Path, most_bytes: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
-    """Return a file's tensors, each of them within it. Raises CheckpointError, also for a header of more than `most_bytes`."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
-        if size < 8 or header_bytes > min(size - 8, most_bytes):
-            raise CheckpointError(
-                f"{file.name} is truncated or no safetensors file: {size} bytes cannot hold its header"
-            )
-        try:
-            header = json.loads(opened.read(header_bytes))
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file.name} has a damaged safetensors header: {error}") from error
+    """Return a file's tensors, which fill it without holes. Raises CheckpointError, also for a header of more than `most_bytes`."""
+    try:
+        with open_file(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            header_bytes = int.from_bytes(opened.read(8), "little")
+            if size < 8 or header_bytes > min(size - 8, most_bytes):
+                raise CheckpointError(
+                    f"{file.name} is truncated or no safetensors file: {size} bytes cannot hold its header, or it is one of more than "
+                    f"{most_bytes >> 20} MiB"
+                )
+            header = json.loads(opened.read(header_bytes), object_pairs_hook=_without_doubles)
+    except OSError as error:
+        raise CheckpointError(f"{file.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} has a damaged safetensors header: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file.name} has a damaged safetensors header: it is no table of tensors")
     header.pop("__metadata__", None)
-    return {name: _stored_tensor(file, name, entry, 8 + header_bytes, size) for name, entry in header.items()}
+    stored = {name: _stored_tensor(file, name, entry, 8 + header_bytes, size) for name, entry in header.items()}
+    _check_filled(file, stored, 8 + header_bytes, size)
+    return stored
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{next(name for name in made if counts[name] > 1)} is there twice")
+    return made
+
+
+def _check_filled(file: Path, stored: Mapping[str, StoredTensor], data_start: int, size: int) -> None:
+    """Raise CheckpointError where two tensors overlap, or bytes are no tensor's: other readers refuse such a file, or read something else."""
+    end = data_start
+    for name, tensor in sorted(stored.items(), key=lambda item: item[1][3:5]):
+        if tensor.start != end:
+            raise CheckpointError(
+                f"tensor {name} in {file.name} begins at byte {tensor.start - data_start} of the data, where the tensors before it end at "
+                f"{end - data_start}; write the checkpoint again"
+            )
+        end = tensor.end
+    if end != size:
+        raise CheckpointError(f"the last {size - end} bytes of {file.name} are no tensor's; write the checkpoint again")
 
 
 def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size: int) -> StoredTensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        start, end = (data_start + int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"tensor {name} in {file.name} is described wrongly: {error!r}") from error
-    if not data_start <= start <= end or min(shape, default=0) < 0:
-        raise CheckpointError(f"tensor {name} in {file.name} is described wrongly: bytes {start} to {end}")
+    are_whole = all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end))
+    if not (isinstance(dtype, str) and are_whole and start <= end and len(shape) <= _MAX_DIMS):
+        raise CheckpointError(
+            f"tensor {name} in {file.name} is described wrongly: type {dtype!r}, shape {list(shape[:_MAX_DIMS])}, bytes {start} to {end}"
+        )
+    start, end = data_start + start, data_start + end
     if end > file_size:
         raise CheckpointError(
             f"{file.name} is truncated: tensor {name} ends at byte {end}, the file at {file_size}; "
             "fetch the checkpoint again"
         )
-    known = ITEM_BYTES.get(dtype)
-    if known is not None and end - start != prod(shape) * known:
+    if dtype not in _BITS:
+        raise CheckpointError(f"tensor {name} in {file.name} has the unknown type {dtype}")
+    if 8 * (end - start) != prod(shape) * _BITS[dtype]:
         raise CheckpointError(
             f"tensor {name} in {file.name} has {end - start} bytes, which shape {list(shape)} of {dtype} does not"
         )
@@ -211,7 +250,7 @@ def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[
     """Read a JSON object beside the weights, which must have the keys `wanted`. Raises CheckpointError."""
     file = directory / name
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file))
     except FileNotFoundError:
         raise CheckpointError(f"{directory} holds no {name}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 from engine.errors import CheckpointError
+from engine.plain_files import open_file, read_bytes
 from engine.weights.checkpoint import weight_files
 from kernels.cpu import durable
-from kernels.cpu.mapped_file import opened
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def content_fingerprint(directory: Path) -> bytes:
 
 def _of_directory(directory: Path, is_dated: bool) -> bytes:
     digest = blake2b(digest_size=32)
-    digest.update(blake2b((directory / "config.json").read_bytes()).digest())
+    digest.update(blake2b(read_bytes(directory / "config.json")).digest())
     for file in weight_files(directory):
         digest.update(_of_file(file, is_dated))
     return digest.digest()
@@ -55,8 +55,8 @@ def _of_directory(directory: Path, is_dated: bool) -> bytes:
 
 def _of_file(file: Path, is_dated: bool) -> bytes:
     digest = blake2b(digest_size=32)
-    with opened(file) as fd:
-        state = os.fstat(fd)
+    with open_file(file) as content:
+        state = os.fstat(fd := content.fileno())
         digest.update(repr((file.name, state.st_size, state.st_mtime_ns if is_dated else 0)).encode())
         header_bytes = int.from_bytes(os.pread(fd, 8, 0), "little")
         digest.update(os.pread(fd, min(header_bytes, _MAX_HEADER_BYTES), 8))

@@ -1,4 +1,5 @@
-"""What makes a checkpoint an embedding model: a recipe, read from the files that sentence-transformers writes (modules.json, 1_Pooling/config.json).
+"""What makes a checkpoint an embedding model: a recipe, read from the files that sentence-transformers writes (modules.json, 1_Pooling/config.json,
+config_sentence_transformers.json).
 
 Every step they describe that the engine does not compute is refused by name.
 """
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
+from engine.plain_files import read_bytes
 from engine.protocol import Pooling
+from engine.tokenizer import TokenizerError, read_sentence_config
 from engine.weights.checkpoint import read_json
 from engine.weights.config import positive_int
 
@@ -25,6 +28,7 @@ class EmbeddingRecipe(NamedTuple):
     pooling: Pooling
     is_normalized: bool  # to length 1
     max_tokens: int | None  # of a text, where the checkpoint says less than its positions allow
+    prompt: str = ""  # that every text begins with
 
 
 def read_recipe(directory: Path, config: Mapping[str, Any]) -> EmbeddingRecipe | None:
@@ -48,8 +52,13 @@ def read_recipe(directory: Path, config: Mapping[str, Any]) -> EmbeddingRecipe |
         raise CheckpointError(
             f"modules.json has the transformer in {modules[0][1]!r}; it must lie in the directory itself"
         )
-    pooling = _pooling(directory / modules[1][1])
-    return EmbeddingRecipe(pooling, is_normalized=len(modules) == 3, max_tokens=_max_tokens(directory))
+    pooling, prompt = _pooling(directory / modules[1][1]), _prompt(directory)
+    if prompt and read_json(directory / modules[1][1], "config.json").get("include_prompt") is False:
+        raise CheckpointError(
+            f"{directory / modules[1][1] / 'config.json'} leaves the prompt {prompt!r} out of the pooling (include_prompt), which is not computed; "
+            "remove default_prompt_name from config_sentence_transformers.json, and send the prompt with the texts if it is to be pooled"
+        )
+    return EmbeddingRecipe(pooling, is_normalized=len(modules) == 3, max_tokens=_max_tokens(directory), prompt=prompt)
 
 
 def _has_no_head(architecture: str) -> bool:
@@ -59,7 +68,7 @@ def _has_no_head(architecture: str) -> bool:
 def _modules(file: Path) -> list[tuple[str, str]]:
     """Return each module's kind and folder."""
     try:
-        listed = json.loads(file.read_bytes())
+        listed = json.loads(read_bytes(file))
         return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in listed]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is no list of modules, each with its type and path: {error!r}") from error
@@ -79,9 +88,21 @@ def _pooling(directory: Path) -> Pooling:
     return _MODES[modes[0]]
 
 
+def _prompt(directory: Path) -> str:
+    """Return the prompt that `encode` puts before every text where its caller names none."""
+    file = "config_sentence_transformers.json"
+    config = read_json(directory, file) if (directory / file).exists() else {}
+    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    if name is None:
+        return ""
+    if not isinstance(prompts, dict) or not isinstance(prompt := prompts.get(name), str):
+        raise CheckpointError(f"{directory / file} has default_prompt_name {name!r}, and no prompt of this name")
+    return prompt
+
+
 def _max_tokens(directory: Path) -> int | None:
-    file = "sentence_bert_config.json"
-    if not (directory / file).exists():
-        return None
-    config = read_json(directory, file)
+    try:
+        config = read_sentence_config(directory)
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from None
     return None if config.get("max_seq_length") is None else positive_int(config, "max_seq_length")

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import CheckpointError
+from engine.plain_files import read_bytes
 from engine.weights.bundle import BundleIdentity, CheckpointFacts, WeightBundleError, config_digest, difference
 from engine.weights.bundle_file import BundleFile
 from engine.weights.checkpoint import Checkpoint, packed_file
@@ -37,7 +38,7 @@ class WeightSource:
         self.format = format
         self.shared_path = shared_path
         self._architecture = architecture
-        self._config = config_digest((directory / "config.json").read_bytes())
+        self._config = config_digest(read_bytes(directory / "config.json"))
         self._open = ExitStack()
         self.packed = self._open_packed()
         self._shared = self._open_shared()  # of this checkpoint, perhaps in another type

@@ -1,5 +1,6 @@
 """Compiles the C files beside this one for the machine it runs on, once, into the user's cache.
 
+`python -m kernels.cpu.build` does so with a line of progress, before anything needs the library: a site that finds none computes by torch meanwhile.
 Knows compilers, flags and files; refuses to know what the library computes. Whatever goes wrong is a BuildError that says what to change.
 """
 
@@ -11,6 +12,10 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +38,8 @@ _FLAGS = [
     _ALWAYS_FUSED,
 ]
 _SCRATCH = ".build"  # ending of the folder that a build works in
-_TIMEOUT_S = 600  # 4 s on an idle machine
+_TIMEOUT_S = 600  # for one file; all take 17 s on two cores
+_MOST_COMPILERS = 8  # at once: a container may see more cores than it may use, and each compiler takes some 150 MiB
 # Every C file is compiled for fp32 and for bf16: the same algorithm, the same names with another ending.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
@@ -54,6 +60,8 @@ _KINDS = {
     "amx": _CpuKind(("-march=x86-64-v4", "-mavx512bf16", "-DSOFTWARE_TILES"), "avx512_bf16"),
 }
 KINDS = (*_KINDS, TORCH)
+
+Progress = Callable[[int, int], None]  # (files that are compiled, all files)
 
 
 class BuildError(Exception):
@@ -80,7 +88,7 @@ def find_library() -> Path | None:
     return _find(private_cache("kernels"), _key(_compiler()))
 
 
-def build_library() -> Path:
+def build_library(progress: Progress = lambda *_: None) -> Path:
     """Find or build the library. Of several processes one compiles, the others wait. Raises BuildError.
 
     At the priority of everything else, since what serves meanwhile computes by torch: at the lowest, a site busy from its first minute had
@@ -96,12 +104,15 @@ def build_library() -> Path:
             scratch = folder / f"{key}{_SCRATCH}"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
+            log.info("compiling the CPU kernels for this machine, which is done once")
+            began = time.monotonic()
             try:
-                compiled = _compile(compiler, scratch)
+                compiled = _compile(compiler, scratch, progress)
                 path = folder / f"{key}-{_digest(compiled)}.so"
                 durable.replace(compiled, path)
             finally:
                 shutil.rmtree(scratch)
+            log.info("compiled the CPU kernels in %.0f s", time.monotonic() - began)
     return path
 
 
@@ -136,14 +147,27 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
-def _compile(compiler: str, scratch: Path) -> Path:
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-    objects = []
-    for scalar, defines in _SCALARS.items():
-        folder = scratch / scalar
-        folder.mkdir()
-        _run([compiler, *_FLAGS, *_tuning(), *defines, "-c", *sources], folder)
-        objects += [str(path) for path in sorted(folder.glob("*.o"))]
+def _compile(compiler: str, scratch: Path, progress: Progress) -> Path:
+    """Compile each file for each scalar, several at once, the largest first: 17 s in place of 33 on two cores."""
+    command = [compiler, *_FLAGS, *_tuning()]
+    sources = sorted(SOURCES.glob("*.c"), key=lambda path: path.stat().st_size, reverse=True)
+    for scalar in _SCALARS:
+        (scratch / scalar).mkdir()
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
+        started = [
+            pool.submit(_run, [*command, *defines, "-c", str(source)], scratch / scalar)
+            for source in sources
+            for scalar, defines in _SCALARS.items()
+        ]
+        progress(0, len(started))
+        try:
+            for compiled, future in enumerate(as_completed(started), 1):
+                future.result()
+                progress(compiled, len(started))
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    objects = [str(path) for scalar in _SCALARS for path in sorted((scratch / scalar).glob("*.o"))]
     _run([compiler, "-shared", "-pthread", "-o", "library.so", *objects, "-lm"], scratch)
     return scratch / "library.so"
 
@@ -238,3 +262,24 @@ def private_folder(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise BuildError(f"{folder} cannot be written; set XDG_CACHE_HOME to a folder that can be")
     return folder
+
+
+def main() -> None:
+    """Build the library where there is none, with a line of progress. Without a compiler say what follows from that, and succeed."""
+    try:
+        if forced_kind() == TORCH or find_library() is not None:
+            return
+        build_library(_show_progress)
+    except BuildError as error:
+        print(f"The CPU kernels cannot be compiled, torch computes instead, more slowly: {error}", file=sys.stderr)
+
+
+def _show_progress(compiled: int, total: int) -> None:
+    end = "\n" if compiled == total else "\r"
+    if sys.stderr.isatty() or compiled in (0, total):
+        line = f"Compiling the CPU kernels (the first time only): {compiled} of {total} files"
+        print(line, end=end if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -107,6 +107,7 @@ def start(*, wait: bool = False) -> None:
         if wait:
             _use_built()
         else:
+            log.info("torch computes, more slowly, until the CPU kernels are compiled")
             _building = threading.Thread(target=_use_built, name="cpu-kernels", daemon=True)
             _building.start()
 
@@ -138,6 +139,7 @@ def _use_built() -> None:
     global loaded
     try:
         loaded = _opened(build_library())
+        log.info("the CPU kernels compute from now on")
     except (BuildError, OSError, AttributeError) as error:
         log.warning("the CPU kernels cannot be used, torch computes instead, more slowly: %s", error)
 

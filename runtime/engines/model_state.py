@@ -122,7 +122,7 @@ class ModelState:
     @property
     def flaw(self) -> str | None:
         """Why it takes no conversations although it may be awake; None as far as is known."""
-        return self.text.template.why_broken if self.text is not None else None
+        return self.text.rendering.why_broken if self.text is not None else None
 
     @property
     def is_asleep(self) -> bool:

@@ -25,11 +25,13 @@ from runtime.engines.foresight import Foresight
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.model_registry import ModelRegistry
 from runtime.engines.model_state import AwakeModel, ModelState
+from runtime.engines.sources import PREFIX
 from runtime.engines.wake_history import Wake
 from runtime.engines.wake_queue import WakeQueue
 from runtime.engines.wakes import Waker
 from runtime.engines.weights_tier import WeightsTier
 from runtime.finetunes import FinetuneStore
+from runtime.rendering import expect_conversation
 from sites.site import SiteConfig
 from wire import background
 from wire.data_sites import DataSites
@@ -150,6 +152,11 @@ class Models:
     def info_of(self, name: str) -> ModelInfo | None:
         """Return what a model can do; None before it has first been awake."""
         return self._states[name].info
+
+    def expect_conversation(self, name: str) -> None:
+        """Prepare to render a conversation while the model it is for is still asleep."""
+        if self._states[name].text is None:
+            expect_conversation(is_trusted=self._states[name].config.source.startswith(PREFIX))
 
     def hint(self, name: str) -> None:
         """Begin to wake the model if it sleeps, and there is room, or a model that is less expected: a request is on its way."""

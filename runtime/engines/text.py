@@ -3,6 +3,7 @@
 Knows the checkpoint's small files; refuses to know engines and residency.
 """
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,10 @@ from engine.formats import AnswerFormat
 from engine.image_prompt import ImagePlaceholders
 from engine.protocol import ModelInfo
 from engine.tokenizer import Tokenizer, TokenizerError, read_json
+from runtime.engines.sources import EMBEDDED
 from runtime.rendering import Rendering
+
+LEAST_TOP_P = 1e-6
 
 
 class SamplingDefaults(NamedTuple):
@@ -44,7 +48,7 @@ class TextSide(NamedTuple):
         return cls(
             tokenizer,
             template,
-            Rendering(tokenizer, template),
+            Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),
@@ -70,15 +74,30 @@ def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled."""
-    repetition_penalty = float(config.get("repetition_penalty") or 1.0)
+    """Read generation_config.json. Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises
+    TokenizerError for a number that no request could be sampled with."""
+    repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
-    top_k = config.get("top_k")
+    top_k = int(_number(config, "top_k", 0, (-1, sys.maxsize)))
     return SamplingDefaults(
-        temperature=float(config.get("temperature") or 1.0),
-        top_p=float(config.get("top_p") or 1.0),
-        top_k=int(top_k) if top_k else None,
-        min_p=float(config.get("min_p") or 0.0),
+        temperature=_number(config, "temperature", 1.0, (0.0, sys.float_info.max)),
+        # 0 leaves the most likely token alone, as any number does that is smaller than its probability.
+        top_p=_number(config, "top_p", 1.0, (0.0, 1.0)) or LEAST_TOP_P,
+        top_k=top_k if top_k > 0 else None,
+        min_p=_number(config, "min_p", 0.0, (0.0, 1.0)),
         repetition_penalty=repetition_penalty,
     )
+
+
+def _number(config: dict[str, Any], key: str, default: float, limits: tuple[float, float]) -> float:
+    """Return a number of the file; `default` only where it is not given, as 0 is a number too."""
+    value = config.get(key)
+    if value is None:
+        return default
+    least, most = limits
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise TokenizerError(
+            f"generation_config.json has {key} = {value!r}; it must be a number from {least} to {most}"
+        )
+    return float(value)

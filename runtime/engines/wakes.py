@@ -14,19 +14,22 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from engine.chat_template import ChatTemplate, ChatTemplateError
+from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient, EngineError
+from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from engine.planning.model import planned_weights_bytes
 from engine.protocol import LoadProgress, ModelInfo, ModelSpec
-from engine.tokenizer import TokenizerError
+from engine.tokenizer import TokenizerError, check_tokenizer
+from runtime.engines.checkpoint_children import run_guarded
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
 from runtime.engines.devices import is_surely_cpu
 from runtime.engines.host_memory import HostMemory
 from runtime.engines.model_state import ModelState, Replica
-from runtime.engines.sources import SourceError, directory_of
+from runtime.engines.sources import EMBEDDED, SourceError, directory_of
 from runtime.engines.text import TextSide, check_vocabulary
 from runtime.engines.wake_history import RETRY_FAILED_S, Clock, Wake
+from runtime.rendering import Rendering
 from sites.site import EngineConfig, ModelConfig
 from wire.errors import ApiError
 
@@ -36,6 +39,8 @@ DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is
 SUCCESSOR_WAIT_S = 30.0
 # Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
 TEMPLATE_AFTER_S = 1.0
+# Of a child that tries a tokenizer: the largest take 2 s and 1 GiB
+TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30
 WAY_S = 0.01  # of a command to a host that is idle, and of its answer
 
 
@@ -74,7 +79,7 @@ class Waker:
             try:
                 has_evicted = await self._acquire_memory(state, replica, state.directory)
                 room_at = time.monotonic()
-                state.info = await self._load(state, replica, state.directory, text)
+                is_first, state.info = state.info is None, await self._load(state, replica, state.directory, text)
                 while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
                     state.info = await self._load(state, replica, state.directory, text)
             finally:
@@ -83,6 +88,8 @@ class Waker:
             replica.is_awake = True
             self._check_template_later(state)
             self._note_wake(state, replica, state.info, began, room_at, has_evicted)
+            if is_first:
+                _log_conversion(state.info)
         except (SourceError, TokenizerError, ChatTemplateError) as error:
             self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
@@ -155,7 +162,7 @@ class Waker:
             info = _limited(await weights, state.config)
             check_vocabulary(state.text.tokenizer, info)
             if not state.demand.waiters:
-                await asyncio.to_thread(state.text.template.compile)
+                await state.text.rendering.check()
             return info
         finally:
             weights.cancel()
@@ -165,19 +172,23 @@ class Waker:
         """Read the text side where there is none: it is small, and kept while the model sleeps."""
         if state.text is not None:
             return state.text
+        if not directory.is_relative_to(EMBEDDED):
+            await _check_tokenizer(directory)
         return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
 
     def _check_template_later(self, state: ModelState) -> None:
-        if state.text is not None and not state.text.template.is_compiled:
-            check = asyncio.create_task(self._check_template(state, state.text.template), name="check template")
+        if state.text is not None and not state.text.rendering.is_checked:
+            check = asyncio.create_task(self._check_template(state, state.text.rendering), name="check template")
             self.checks.add(check)
             check.add_done_callback(self.checks.discard)
 
-    async def _check_template(self, state: ModelState, template: ChatTemplate) -> None:
+    async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
         """Compile the template. The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
-            await asyncio.to_thread(template.compile)
+            await rendering.check()
+        except EngineError as error:  # the machine had no time: the first conversation tries again
+            log.warning("model %r: %s", state.config.name, error)
         except ChatTemplateError as error:
             log.error("model %r takes no conversations: %s", state.config.name, error)
 
@@ -248,6 +259,20 @@ def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
     return report
 
 
+def _log_conversion(info: ModelInfo) -> None:
+    """Log, once for each model, that its weights are not computed in the type that they are stored in."""
+    if "F16" not in info.stored_dtypes:
+        return
+    if info.dtype == "bfloat16":
+        log.warning(
+            "model %s is stored in float16 and computed in bfloat16, which keeps 8 of its weights' 11 significant bits; "
+            'dtype = "float32" in the site\'s file computes what is stored, in twice the memory',
+            info.name,
+        )
+    else:
+        log.info("model %s is stored in float16 and computed in %s, with the same weights", info.name, info.dtype)
+
+
 def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
     """Return what there is of a model, with as much context as the site's file gives it. Raises EngineError: more than there is."""
     if config.context_tokens is None:
@@ -256,3 +281,13 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
         there = f"the model and its KV cache allow {info.context_length}"
         raise EngineError("model_load_failed", f"its context_tokens are {config.context_tokens}, and {there}")
     return replace(info, context_length=config.context_tokens)
+
+
+async def _check_tokenizer(directory: Path) -> None:
+    """Raises TokenizerError for a tokenizer that no process of a site should read."""
+    try:
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
+    except JobError as error:
+        raise TokenizerError(str(error)) from None
+    except JobEndedError as error:
+        raise TokenizerError(f"{directory} has a tokenizer that cannot be used: {error}") from None

@@ -95,6 +95,7 @@ class _ModelRoutes:
             max_model_len=info.context_length,
             kv_cache_tokens=info.total_blocks * info.block_size,
             dtype=info.dtype,
+            stored_dtypes=info.stored_dtypes or UNSET,
             weights_bytes=info.weights_bytes,
             saved_bytes=info.saved_bytes or UNSET,
             type=kind,

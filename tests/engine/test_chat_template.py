@@ -97,6 +97,14 @@ def test_a_template_may_refuse() -> None:
         "{{ range(10**9) }}",
         "{{ messages[0].missing.deeper }}",
         "{{ 1 // 0 }}",
+        "{{ 2 ** (2 ** 40) }}",
+        "{{ (7 ** 60000000) % 3 }}",
+        "{% for i in range(9) %}{% set n = (9 ** 1200) * (9 ** 1200) %}{{ n }}{% endfor %}",
+        "{{ messages[0].content * 10 ** 9 }}",
+        "{{ 10 ** 9 * [0] }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '%.*f' % (99999999, 1.0) }}",
+        "{{ '%(a)99999s' % {'a': 'b'} }}",
     ],
 )
 def test_a_hostile_or_broken_template_is_an_error_and_nothing_more(attack: str) -> None:
@@ -104,6 +112,19 @@ def test_a_hostile_or_broken_template_is_an_error_and_nothing_more(attack: str) 
     with pytest.raises(ChatTemplateError):
         ChatTemplate({"default": attack}, {}).render(messages)
     assert messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_operators_compute_what_they_do_elsewhere() -> None:
+    source = "{{ 2 ** 10 }} {{ 2.5 ** 2 }} {{ '-' * 8 }} {{ 7 % 4 }} {{ '%s: %05.1f%%' % ('a', 1.25) }} {{ 3 * [1] }} {{ 1.5 * 2 }}"
+    assert ChatTemplate({"default": source}, {}).render([]) == "1024 6.25 -------- 3 a: 001.2% [1, 1, 1] 3.0"
+
+
+def test_no_constant_is_computed_while_a_template_is_compiled() -> None:
+    """Python's compiler computed the first for minutes, in one call that nothing can end."""
+    template = ChatTemplate(
+        {"default": "{% if false %}{{ (7 ** 60000000) % 3 }}{{ 'a' * 10 ** 12 }}{% endif %}fine"}, {}
+    )
+    assert template.render([]) == "fine"
 
 
 DEEP = "{% for a in b %}" * 30 + "{% endfor %}" * 30

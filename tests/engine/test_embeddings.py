@@ -197,6 +197,40 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
     assert load_engine(tmp_path).info.pooling == "last"
 
 
+def test_the_prompt_of_a_recipe_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    write_embedder(tmp_path, EMBEDDERS["qwen3, last token"])
+    assert load_engine(tmp_path).info.text_prompt == ""
+    file = tmp_path / "config_sentence_transformers.json"
+    for written, prompt in (
+        ({"prompts": {"query": "query: "}}, ""),
+        ({"prompts": {"query": "query: "}, "default_prompt_name": None}, ""),
+        ({"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}, "query: "),
+        ({"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "document"}, ""),
+    ):
+        file.write_text(json.dumps(written))
+        assert load_engine(tmp_path).info.text_prompt == prompt
+    for wrong in ({"default_prompt_name": "query"}, {"prompts": {"query": 1}, "default_prompt_name": "query"}):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match="has default_prompt_name 'query', and no prompt of this name"):
+            load_engine(tmp_path)
+
+
+def test_a_prompt_that_is_not_to_be_pooled_is_refused_by_name(tmp_path: Path) -> None:
+    write_embedder(tmp_path, EMBEDDERS["qwen3, last token"])
+    write_recipe(tmp_path, "last", is_normalized=True, include_prompt=False)
+    assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt it means nothing
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with pytest.raises(CheckpointError, match="leaves the prompt 'query: ' out of the pooling"):
+        load_engine(tmp_path)
+
+
+def test_lengths_are_read_from_the_file_of_any_version(tmp_path: Path) -> None:
+    write_embedder(tmp_path, EMBEDDERS["bert, mean, of any length"])
+    (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 7}')
+    assert load_engine(tmp_path).info.context_length == 7
+
+
 def test_an_architecture_that_generates_is_not_taken_for_one_without_a_head(tmp_path: Path) -> None:
     assert read_recipe(tmp_path, {"architectures": ["GPT2LMHeadModel"]}) is None
     with pytest.raises(CheckpointError, match="which has no output head"):

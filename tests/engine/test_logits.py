@@ -41,3 +41,15 @@ def test_a_small_bf16_checkpoint_is_computed_in_fp32_on_a_cpu(tmp_path: Path) ->
     exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert next(model.parameters()).dtype == torch.bfloat16
     assert_agrees(exact, prompt, one(engine, full("a", prompt, max_tokens=3)))
+
+
+@pytest.mark.cpu_only
+def test_a_float16_checkpoint_says_how_it_is_stored_and_computed(tmp_path: Path) -> None:
+    model = write_llama(tmp_path, dtype=torch.float16)
+    prompt = random_prompt(30, seed=8)
+    exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert next(model.parameters()).dtype == torch.float16
+    engine = load_engine(tmp_path)
+    assert (engine.info.dtype, engine.info.stored_dtypes) == ("float32", ("F16",))
+    assert_agrees(exact, prompt, one(engine, full("a", prompt, max_tokens=3)))
+    assert load_engine(tmp_path, dtype="bfloat16").info.stored_dtypes == ("F16",)

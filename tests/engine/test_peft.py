@@ -187,7 +187,7 @@ def test_tensors_that_lie_in_one_another_and_a_header_without_an_end_are_refused
     for header in ({f"t{i}": entry for i in range(9)}, None):
         raw = b"[" * 100_000 if header is None else json.dumps(header).encode()
         (adapter / WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16384))
-        with pytest.raises(AdapterError, match="its tensors lie in one another" if header else "damaged"):
+        with pytest.raises(AdapterError, match="tensor t1 .* begins at byte 0" if header else "damaged"):
             check(adapter)
 
 

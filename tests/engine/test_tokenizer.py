@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,15 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.chat_template import ChatTemplate
-from engine.tokenizer import INLINE_CHARACTERS, MARKED_TOGETHER, SHIELD_BEGIN, SHIELD_END, Tokenizer, TokenizerError
+from engine.tokenizer import (
+    INLINE_CHARACTERS,
+    MARKED_TOGETHER,
+    SHIELD_BEGIN,
+    SHIELD_END,
+    Tokenizer,
+    TokenizerError,
+    read_special_tokens,
+)
 from tests.fakes import byte_tokenizer, write_model_directory
 
 
@@ -146,6 +155,30 @@ def test_a_directory_gives_tokenizer_and_special_tokens(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(write_model_directory(tmp_path))
     assert tokenizer.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     assert tokenizer.vocab_size == 261
+
+
+@pytest.mark.parametrize(
+    ("config", "special_map"),
+    [
+        (None, {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": False}}),
+        ({"bos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}, {"bos_token": "<|im_start|>"}),
+        ({"added_tokens_decoder": {}, "eos_token": "<|im_end|>"}, {"bos_token": "<|im_start|>"}),
+        ({"eos_token": "<|im_end|>"}, None),
+    ],
+)
+def test_special_tokens_are_those_that_transformers_finds(
+    tmp_path: Path, config: dict[str, Any] | None, special_map: dict[str, Any] | None
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special_map)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    expected = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path).special_tokens_map
+    assert read_special_tokens(tmp_path) == Tokenizer.from_directory(tmp_path).special_tokens == expected
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    rendered = ChatTemplate.from_directory(tmp_path).render([{"role": "user", "content": "hi"}])
+    assert rendered == f"{expected.get('bos_token', '')}hi{expected.get('eos_token', '')}"
 
 
 def test_truncation_stored_in_the_file_does_not_cut_prompts() -> None:

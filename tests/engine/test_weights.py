@@ -1,6 +1,8 @@
 """Checkpoints that cannot be loaded: each is refused with a sentence naming the tensor or key and the file."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.chat_template import ChatTemplateError
 from engine.errors import CheckpointError
 from engine.protocol import HostConfig, ModelSpec
+from engine.tokenizer import TokenizerError
 from engine.weights.checkpoint import index_checkpoint
 from engine.weights.filling import Job, fill
+from runtime.engines.text import TextSide
 from tests.checkpoints import change_config, change_tensors, write_llama
 from tests.engine.driver import load_engine, one, submit
+from tests.fakes import byte_tokenizer
 
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -72,6 +78,83 @@ def test_a_damaged_header_is_no_crash(directory: Path) -> None:
         file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             load_engine(directory)
+
+
+def header_of(**tensors: Any) -> bytes:
+    return json.dumps(tensors).encode()
+
+
+def entry(start: int, end: int, shape: list[Any] | None = None, dtype: Any = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [end - start] if shape is None else shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data_bytes", "reason"),
+    [
+        (header_of(a=entry(0, 6), b=entry(4, 8)), 8, "tensor b .* begins at byte 4 .* end at 6"),
+        (header_of(a=entry(0, 4), b=entry(6, 8)), 8, "tensor b .* begins at byte 6 .* end at 4"),
+        (header_of(a=entry(2, 8)), 8, "tensor a .* begins at byte 2 .* end at 0"),
+        (header_of(a=entry(0, 4)), 8, "the last 4 bytes of model.safetensors are no tensor's"),
+        (header_of(), 8, "the last 8 bytes of model.safetensors are no tensor's"),
+        (header_of(a=entry(0, 8, dtype="F99")), 8, "tensor a .* has the unknown type F99"),
+        (header_of(a=entry(0, 8, dtype=["U8"])), 8, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 1, [True])), 1, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 2, [2.0])), 2, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 2, ["2"])), 2, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 2, [-2])), 2, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 0, [1 << 62] * 100)), 0, "tensor a .* is described wrongly"),
+        (header_of(a=entry(0, 0, [1 << 62, 1 << 62])), 0, "tensor a .* has 0 bytes"),
+        (header_of(a={**entry(0, 2), "data_offsets": [False, 2]}), 2, "tensor a .* is described wrongly"),
+        (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{}}', 1, "damaged .* a is there twice"),
+        (b'{"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', 1, "damaged .* dtype is there twice"),
+    ],
+)
+def test_tensors_that_do_not_fill_their_file_are_refused(
+    tmp_path: Path, header: bytes, data_bytes: int, reason: str
+) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(data_bytes))
+    with pytest.raises(CheckpointError, match=reason):
+        index_checkpoint(tmp_path)
+
+
+def test_types_that_no_model_asks_for_may_be_in_a_file(tmp_path: Path) -> None:
+    header = header_of(
+        a=entry(0, 8, [1], "F64"), b=entry(8, 9, [2], "F4"), c=entry(9, 9, [0]), d=entry(9, 10, [1], "BOOL")
+    )
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(10))
+    assert [tensor.dtype for tensor in index_checkpoint(tmp_path).values()] == ["F64", "F4", "U8", "BOOL"]
+
+
+def test_a_header_larger_than_any_model_needs_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write((33 << 20).to_bytes(8, "little"))
+        file.truncate(40 << 20)
+    with pytest.raises(CheckpointError, match="more than 32 MiB"):
+        index_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json",
+        "tokenizer_config.json", "chat_template.jinja",
+    ],
+)  # fmt: skip
+def test_a_pipe_or_a_folder_in_the_place_of_a_file_blocks_nobody(
+    directory: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / ("model.safetensors" if name.endswith("index.json") else name)).unlink(missing_ok=True)
+    make(directory / name)
+    with pytest.raises((CheckpointError, TokenizerError, ChatTemplateError), match="it is no plain file"):
+        load_whole(directory)
+
+
+def load_whole(directory: Path) -> None:
+    TextSide.from_directory(directory)
+    load_engine(directory)
 
 
 def test_a_type_that_is_not_supported_is_named(directory: Path) -> None:

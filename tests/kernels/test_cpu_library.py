@@ -113,6 +113,53 @@ def test_without_a_working_compiler_torch_computes_and_one_line_says_why(
 
 
 @pytest.mark.usefixtures("cache")
+def test_no_test_waits_for_the_compiler_under_its_time_limit(tmp_path: Path) -> None:
+    """A first build on a busy machine took longer than the 120 s of a test, and every test of the engine failed."""
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "during: $PYTEST_CURRENT_TEST" >> {calls}\nexit 1\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/wire/test_sse.py"]
+    outside = {**os.environ, "CC": str(compiler), "PYTEST_CURRENT_TEST": ""}
+    done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout
+    assert calls.read_text().splitlines()[0] == "during: "
+
+
+@pytest.mark.usefixtures("cache")
+def test_progress_counts_every_file_for_every_scalar(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tiny_sources / "two.c").write_text("")
+    seen: list[tuple[int, int]] = []
+    build_library(lambda *counts: seen.append(counts))
+    assert seen == [(n, 4) for n in range(5)]
+    discard_libraries()
+    build.main()
+    build.main()  # which finds it
+    assert capsys.readouterr().err.splitlines() == [
+        f"Compiling the CPU kernels (the first time only): {n} of 4 files" for n in (0, 4)
+    ]
+
+
+@pytest.mark.usefixtures("cache", "tiny_sources")
+def test_a_build_in_the_background_says_who_computes_until_when(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = object()
+    monkeypatch.setattr(library, "_opened", lambda _: opened)
+    monkeypatch.setattr(library, "_building", None)
+    with caplog.at_level(logging.INFO):
+        library.start()
+        assert library._building is not None
+        library._building.join()
+    assert library.loaded is opened
+    assert [message.partition(" in ")[0] for message in caplog.messages] == [
+        "torch computes, more slowly, until the CPU kernels are compiled",
+        "compiling the CPU kernels for this machine, which is done once",
+        "compiled the CPU kernels",
+        "the CPU kernels compute from now on",
+    ]
+
+
+@pytest.mark.usefixtures("cache")
 def test_sources_that_do_not_compile_are_reported_with_the_compilers_words(tiny_sources: Path) -> None:
     (tiny_sources / "two.c").write_text("#error no header here\n")
     with pytest.raises(BuildError, match="no header here"):

@@ -62,6 +62,28 @@ async def test_a_tokenizer_without_a_decoder_serves_an_embedding_model(
         assert (await call(site.app, PATH, ASKED)).json["usage"]["prompt_tokens"] == 5
 
 
+async def test_a_models_prompt_stands_before_every_text_and_no_list_of_tokens(make_site: SiteMaker) -> None:
+    def prompted(client: FakeEngineClient) -> None:
+        prepare(client)
+        client.text_prompt = "query: "
+
+    async with make_site(launcher=FakeLauncher(prompted)) as site:
+        answer = await call(site.app, PATH, {**ASKED, "input": ["a", "bc", [7, 8]]})
+        sent = [submit.prompt_token_ids for submit in site.engine.submits]
+        assert sent == [ids("query: a"), ids("query: bc"), (7, 8)]
+        assert answer.json["usage"]["prompt_tokens"] == 8 + 9 + 2
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+async def test_texts_are_lowered_for_a_model_that_was_trained_so(
+    make_site: SiteMaker, model_directory: Path, kind: str
+) -> None:
+    (model_directory / f"sentence_{kind}_config.json").write_text('{"max_seq_length": 64, "do_lower_case": true}')
+    async with make_site(launcher=FakeLauncher(prepare)) as site:
+        await call(site.app, PATH, {**ASKED, "input": "Hello ÄΣ"})
+        assert [submit.prompt_token_ids for submit in site.engine.submits] == [ids("hello äσ")]
+
+
 @pytest.mark.parametrize(
     ("texts", "prompts"),
     [

@@ -13,6 +13,7 @@ from PIL import Image
 from dialects.images import ImagePart
 from engine.client import EngineError
 from engine.protocol import PromptImage
+from runtime import images
 from runtime.images import ImageReader
 from sites.images import ImagesConfig
 from tests.asgi import call
@@ -164,6 +165,7 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
 BAD = {
     "an SVG": (part(SVG), "is none of PNG, JPEG"),
     "half a header": (part(RED[:20]), "cannot be read"),
+    "half an image": (part(RED[: len(RED) // 2]), "cannot be read as PNG"),
     "a bomb": (part(png_of_size(60_000, 60_000)), "far too many pixels"),
     "a large one": (part(png_of_size(9_000, 9_000)), "9000 x 9000 pixels"),
     "a stripe": (part(picture(1, 10_000)), "1 x 10000 pixels: one side may be at most 200 times the other"),
@@ -211,8 +213,18 @@ async def test_what_does_not_fit_is_refused_by_name(site: Site, make_site: SiteM
 
 async def test_a_broken_image_that_the_engine_finds_is_the_clients(site: Site) -> None:
     site.engine.script = [EngineError("invalid_request", "image 1 cannot be decoded: it ends too early")]
-    answer = await call(site.app, CHAT, chat(part(RED[:-20]), TEXT, stream=True))
+    answer = await call(site.app, CHAT, chat(part(RED), TEXT, stream=True))
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "BYTES", 8 << 20)  # which a large picture needs more than
+    answer = await call(site.app, CHAT, chat(part(picture(3000, 2000)), TEXT))
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+    assert "image 1 of 1 cannot be read: it needs more than 8 MiB of memory" in answer.json["error"]["message"]
+    assert (await call(site.app, CHAT, chat(part(RED), TEXT))).status == 200
 
 
 async def test_fetched_images_are_bounded_in_time_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:

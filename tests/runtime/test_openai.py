@@ -1,8 +1,14 @@
 """The OpenAI paths, through the whole application with a fake engine."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from engine.client import EngineError
+from engine.tokenizer import TokenizerError
+from runtime.engines.text import sampling_defaults
 from tests.asgi import call
 from tests.fakes import EOS, ids, says
 from tests.runtime.conftest import Site, SiteMaker
@@ -163,6 +169,35 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         await call(site.app, CHAT, {**HELLO, "temperature": 1.0, "top_k": 0, "repetition_penalty": 1})
         assert site.engine.submits[1].sampling.repetition_penalty == 1.0
         assert (site.engine.submits[1].sampling.temperature, site.engine.submits[1].sampling.top_k) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "name", "expected"),
+    [
+        ({"do_sample": True, "temperature": 0.0}, "temperature", 0.0),
+        ({"temperature": 0}, "temperature", 0.0),
+        ({"top_k": 0}, "top_k", None),
+        ({"top_k": -1}, "top_k", None),
+        ({"min_p": 0.0}, "min_p", 0.0),
+        ({"top_p": 0.0}, "top_p", 1e-6),  # the most likely token alone
+        ({"temperature": None, "top_p": None}, "temperature", 1.0),
+    ],
+)
+async def test_a_recommended_zero_is_a_zero(
+    make_site: SiteMaker, model_directory: Path, recommended: dict[str, Any], name: str, expected: float | None
+) -> None:
+    (model_directory / "generation_config.json").write_text(json.dumps(recommended))
+    async with make_site() as site:
+        await call(site.app, CHAT, HELLO)
+        assert getattr(site.engine.submits[0].sampling, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("repetition_penalty", 0.0), ("temperature", "hot"), ("temperature", -1), ("top_p", True)]
+)
+def test_a_recommended_number_that_nothing_can_be_sampled_with_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(TokenizerError, match=f"generation_config.json has {key} = {value!r}; it must be a number"):
+        sampling_defaults({key: value})
 
 
 async def test_tools_are_listed_and_calls_come_back(site: Site) -> None:

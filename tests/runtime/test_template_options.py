@@ -133,3 +133,13 @@ async def test_earlier_reasoning_is_given_to_templates_that_call_it_thinking(
     turn = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call_made], **said}
     async with make_site() as site:
         assert await prompt_of(site, messages=[ASKED, turn]) == prompt
+
+
+async def test_a_template_of_parts_loses_no_message(make_site: SiteMaker, model_directory: Path) -> None:
+    parts = "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    source = "{% for message in messages %}[{{ message.role }}]" + parts + "{% endfor %}"
+    (model_directory / "chat_template.jinja").write_text(source)
+    async with make_site() as site:
+        for content in ("Hello there", [{"type": "text", "text": "Hello there"}]):
+            messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+            assert await prompt_of(site, messages=messages) == "[system]Be brief.[user]Hello there"

@@ -51,10 +51,10 @@ async def test_a_text_that_woke_a_model_is_answered_before_its_template_is_compi
 ) -> None:
     async with make_site(models=asleep(model_directory)) as site:
         assert (await call(site.app, COMPLETIONS, ONCE)).status == 200
-        template = site.app.site.models._states["tiny"].text.template
-        assert not template.is_compiled
+        rendering = site.app.site.models._states["tiny"].text.rendering
+        assert not rendering.is_checked
         assert (await call(site.app, CHAT, HELLO)).status == 200
-        assert template.is_compiled
+        assert rendering.is_checked
 
 
 async def test_a_conversation_wakes_a_model(make_site: SiteMaker, model_directory: Path) -> None:

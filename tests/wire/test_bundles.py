@@ -3,9 +3,12 @@
 import io
 import os
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wire import bundles
 from wire.bundles import BundleError, check, digest_of, pack, unpack
@@ -67,7 +70,7 @@ def test_links_pipes_and_large_folders_are_refused(folder: Path, monkeypatch: py
 
 def tar_of(*entries: tuple[str, bytes, dict[str, object]]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content, further in entries:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
@@ -106,6 +109,64 @@ def test_what_pack_would_not_have_made_is_refused(data: bytes, tmp_path: Path) -
     with pytest.raises(BundleError):
         unpack(data, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing beside it
+
+
+NAMES = ["a", "a0", *("b" * n for n in range(80, 241)), "c/" + "e" * 238, "d/ümläut=1.txt", *("ü" * n for n in range(1, 121))]  # fmt: skip
+
+
+def test_the_bytes_are_those_of_tarfile(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    for n, name in enumerate(NAMES):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * (n * 100))
+    expected = tar_of(*((name, b"x" * (n * 100), {}) for n, name in enumerate(NAMES)))
+    assert pack(folder) == expected
+    assert check(expected) == len(NAMES)
+
+
+def pax_head(payload: bytes) -> bytes:
+    """Return a tar whose one file has this extended head, which `tarfile` reads by a regular expression that is quadratic before Python 3.11.10."""
+    plain = tar_of(("a", b"1", {}))
+    head = tarfile.TarInfo("././@PaxHeader")
+    head.type, head.size, head.mode = tarfile.XHDTYPE, len(payload), 0
+    return head.tobuf(tarfile.USTAR_FORMAT) + payload + b"\0" * (-len(payload) % 512) + plain
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pax_head(b"0" * 3000),
+        pax_head(b"0" * 1000),
+        pax_head(b"9 path=a\n"),
+        pax_head(b"14 path=b\n"),
+        pax_head(b"18 size=99999999\n"),
+        pax_head(b""),
+        tar_of(("a", b"1", {"type": b"g"}), ("b", b"1", {})),  # a global extended head
+        tar_of(("a", b"1", {"type": b"L"}), ("b", b"1", {})),  # a long name of GNU tar
+        tar_of(("b", b"1", {}), ("a", b"1", {})),
+        tar_of(("a", b"1", {"mode": 0o755})),
+        tar_of(("a", b"1", {"mtime": 5})),
+        tar_of(("a", b"1", {}))[:-512],
+        tar_of(("a", b"1", {})) + b"\0" * 10240,
+        tar_of(("a", b"1", {}))[:-1] + b"1",
+        tar_of(("a", b"1", {})).replace(b"1" + b"\0" * 511, b"1" + b"\0" * 510 + b"1"),
+    ],
+)
+def test_heads_that_pack_does_not_write_are_refused_before_anything_reads_them(data: bytes) -> None:
+    with pytest.raises(BundleError):
+        check(data)
+
+
+@given(st.data())
+def test_no_change_of_a_bundle_ends_in_anything_but_a_refusal(data: st.DataObject) -> None:
+    bundle = bytearray(tar_of(*((name, b"x" * 700, {}) for name in NAMES[::30])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.sampled_from(range(0, len(bundle), 512))) + data.draw(st.integers(0, 511))
+        bundle[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(bundle)))
+    for changed in (bytes(bundle), bytes(bundle[:cut])):
+        with suppress(BundleError):
+            check(changed)
 
 
 def test_a_bundle_is_as_large_as_it_may_be_packed_and_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

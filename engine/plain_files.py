@@ -1,0 +1,39 @@
+"""Plain files of checkpoints and adapters, opened so that nothing else can stand in their place.
+
+A pipe of a file's name would block whoever opens it for ever, a device could do anything: both raise the OSError of a file that cannot be read.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_BYTES = 256 << 20  # of a file that is read into memory; the largest are tokenizers of some 35 MB
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read its bytes. Raises OSError."""
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return fd
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a small file. Raises OSError."""
+    with open_file(path) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES >> 20} MiB", str(path))
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Raises OSError, UnicodeDecodeError."""
+    return read_bytes(path).decode("utf-8")

@@ -1,0 +1,54 @@
+"""A tokenizer that would end the process it is read in, or keep it for ever, is refused by name, and the site's other models answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.engines import wakes
+from tests.asgi import call, eventually
+from tests.fakes import write_model_directory
+from tests.runtime.conftest import SiteMaker
+
+CHAT = "/ai/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+GROWS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 5000}  # thrice: 125 TB of one long word
+
+
+def change_tokenizer(directory: Path, **parts: Any) -> None:
+    file = directory / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 3}}, "memory"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}, "is not a tokenizer"),
+        ({"decoder": []}, "is not a tokenizer"),
+    ],
+)
+async def test_a_hostile_tokenizer_costs_no_other_model_anything(
+    make_site: SiteMaker, model_directory: Path, tmp_path: Path, parts: dict[str, Any], reason: str
+) -> None:
+    hostile = write_model_directory(tmp_path / "hostile")
+    change_tokenizer(hostile, **parts)
+    models = [
+        {"name": "tiny", "source": str(model_directory)},
+        {"name": "hostile", "source": str(hostile), "residency": "disk"},
+    ]
+    async with make_site(models=models) as site:
+        refused = await call(site.app, CHAT, {**HELLO, "model": "hostile"})
+        assert (refused.status, refused.json["error"]["code"]) == (500, "model_load_failed")
+        assert reason in refused.json["error"]["message"]
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+
+
+async def test_a_tokenizer_that_takes_for_ever_is_given_up(
+    make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakes, "TOKENIZER_CPU_S", 0.0001)
+    async with make_site(wait=False) as site:
+        await eventually(lambda: "CPU time" in str(site.app.site.why_not_ready()))
+        assert "has a tokenizer that cannot be used" in str(site.app.site.why_not_ready())
