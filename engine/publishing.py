@@ -6,7 +6,7 @@ Knows sequences and their ends; refuses to know when steps are collected.
 import math
 from collections.abc import Sequence as SequenceOf
 
-from engine.constraints import ConstraintError
+from engine.grammar_compiler import ConstraintError
 from engine.in_flight import CollectedStep, Runner
 from engine.open_sequences import OpenSequences
 from engine.plan import Chunk, Speculation

@@ -7,11 +7,12 @@ import jsonschema
 import pytest
 
 from engine.chat_template import ChatTemplate
-from engine.constraints import ConstraintError, Grammars, Matcher
+from engine.constraints import Matcher
 from engine.embedded.ember.chat import HERE
 from engine.engine import Engine
 from engine.formats import AnswerRules, CallableTool, Thinking
 from engine.formats.answer_format import AnswerFormat
+from engine.grammar_compiler import ConstraintError, GrammarCompiler
 from engine.protocol import Constraint, Submit
 from engine.struct import replace
 from engine.tokenizer import Tokenizer
@@ -128,10 +129,10 @@ def test_what_cannot_be_enforced_ends_one_sequence_by_name_before_its_first_toke
 
 
 def test_whatever_compiling_a_grammar_raises_ends_its_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Grammars, constraint: Constraint) -> Any:
+    def broken(self: GrammarCompiler, constraint: Constraint) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Grammars, "_compile", broken)
+    monkeypatch.setattr(GrammarCompiler, "compile", broken)
     engine = ember()
     heard = drain(engine, [asked("a", JSON), asked("free", None, max_tokens=5)])
     assert (heard["a"].finish_reason, heard["a"].error) == ("error", "no room")
