@@ -95,14 +95,23 @@ def grammar_of(constraint: Constraint) -> str:
     """Return a constraint as llguidance takes it. Raises ConstraintError."""
     from llguidance import LLMatcher
 
+    from engine.formats.grammars import WHITE_SPACE, asserting  # as llguidance, not on a bare GPU machine
+    from engine.formats.schema_numbers import InexactNumberError, check_lark, check_schema
+
+    try:
+        if constraint.kind == "lark":
+            check_lark(constraint.text)
+    except InexactNumberError as error:
+        raise ConstraintError(refusal(constraint, str(error))) from None
     match constraint.kind:
         case "json_schema":
             try:
-                from engine.formats.grammars import WHITE_SPACE, asserting  # as llguidance, not on a bare GPU machine
-
                 options = {"whitespace_pattern": WHITE_SPACE}
-                schema = asserting(json.loads(constraint.text))
-                return LLMatcher.grammar_from_json_schema(schema, defaults=options)  # type: ignore[arg-type]
+                schema = json.loads(constraint.text)
+                check_schema(schema)
+                return LLMatcher.grammar_from_json_schema(asserting(schema), defaults=options)  # type: ignore[arg-type]
+            except InexactNumberError as error:
+                raise ConstraintError(refusal(constraint, str(error))) from None
             except ValueError as error:
                 raise ConstraintError(f"the schema cannot be read: {error}") from None
         case "regex":

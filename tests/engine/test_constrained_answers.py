@@ -192,7 +192,7 @@ def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
     """However wildly the model guesses: half of what it says between the tags follows nothing else."""
     answers = AnswerFormat.of(TOKENIZER, ChatTemplate.from_directory(HERE))
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
-    rules = AnswerRules((CallableTool("weather", schema),), may_be_text=True, is_lenient=True)
+    rules = AnswerRules((CallableTool("weather", schema, is_lenient=True),), may_be_text=True)
     constraint = Constraint("lark", answers.grammar(Thinking.CLOSED, rules), is_optional=True)
     begun = tuple(TOKENIZER.encode("<tool_call>"))
     engine = ember()
