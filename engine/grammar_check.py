@@ -24,7 +24,7 @@ _WALK_S = 0.004  # of CPU time, of all walks together
 
 
 class GrammarVocabulary(NamedTuple):
-    """What grammars of one model are compiled over."""
+    """The tokens over which grammars of one model are compiled."""
 
     directory: Path  # of the tokenizer
     size: int

@@ -43,7 +43,7 @@ class GrammarCompiler:
 
     @property
     def num_words(self) -> int:
-        """Of a mask, 32 tokens each."""
+        """The length of a mask, in words of 32 tokens."""
         return -(-self._vocab_size // 32)
 
     def compile(self, constraint: Constraint) -> "LLMatcher":
