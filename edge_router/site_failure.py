@@ -26,8 +26,17 @@ SPENT_STATUSES = frozenset({502, 503, 504})
 class SiteFailed(Exception):
     """This site did not answer: nothing of the answer came from it."""
 
-    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None, queued_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        kind: Failure,
+        detail: str,
+        retry_after_s: float | None = None,
+        queued_tokens: int = 0,
+        words: str = "",
+    ) -> None:
+        """`words`: the site's own about an engine that failed under the request."""
         super().__init__(detail)
+        self.words = words
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
@@ -57,4 +66,4 @@ def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: boo
     said = str(error_of(body).get("message", ""))[:200]
     detail = f"it answered {status}" + (f" ({said})" if said else "")
     retry_after_s = float(after) if after.isascii() and after.isdigit() and len(after) < 6 else None
-    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s)
+    raise SiteFailed(_KINDS.get(word, "full"), detail, retry_after_s, words=said if word == "engine_error" else "")
