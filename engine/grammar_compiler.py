@@ -95,7 +95,7 @@ def grammar_of(constraint: Constraint) -> str:
     """Return a constraint as llguidance takes it. Raises ConstraintError."""
     from llguidance import LLMatcher
 
-    from engine.formats.grammars import WHITE_SPACE, asserting  # as llguidance, not on a bare GPU machine
+    from engine.formats.grammars import WHITE_SPACE, any_of, asserting  # as llguidance, not on a bare GPU machine
     from engine.formats.schema_numbers import InexactNumberError, check_lark, check_schema
 
     try:
@@ -117,7 +117,7 @@ def grammar_of(constraint: Constraint) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.text)
         case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(constraint.text))))
+            return LLMatcher.grammar_from_regex(any_of(json.loads(constraint.text)))
         case "lark":
             return LLMatcher.grammar_from_lark(constraint.text)
 
@@ -134,10 +134,6 @@ def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
         return "(" + " ".join(piece if i % 2 else f'"{piece}"' for i, piece in pieces if piece) + ")"
 
     return _COMMENT_PATTERN_OR_TEXT.sub(told, lark)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def refusal(constraint: Constraint, reason: str) -> str:

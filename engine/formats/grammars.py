@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from engine.formats.markers import Markers
@@ -97,9 +98,14 @@ def document(constraint: Constraint) -> str:
         case "regex":
             return in_slashes(constraint.text)
         case "choice":
-            return " | ".join(map(quoted, json.loads(constraint.text)))
+            return in_slashes(any_of(json.loads(constraint.text)))
         case "lark":
             return f"%lark {{\n{constraint.text}\n}}"
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """Return a pattern of some texts: the alternatives of a rule, which are items of a parser's row, are 2,000 at most."""
+    return "(?:" + "|".join(map(re.escape, texts)) + ")"
 
 
 def asserting(schema: Any) -> Any:

@@ -85,6 +85,7 @@ def test_whatever_is_chosen_is_a_document_of_the_schema(grammars: Grammars, sche
     [
         ("regex", "(yes|no)[!?]", {"yes!", "yes?", "no!", "no?"}),
         ("choice", '["red", "a \\"b\\"\\n", "re"]', {"red", 'a "b"\n', "re"}),
+        ("choice", '["a/b|(c)", "\\\\d", "\u00e9 -&~#", ".*"]', {"a/b|(c)", "\\d", "\u00e9 -&~#", ".*"}),
         ("lark", 'start: "x" y ~ 2\ny: "a" | "b"', {"xaa", "xab", "xba", "xbb"}),
     ],
 )
@@ -125,6 +126,12 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: st
     assert " | " not in str(refused.value), "no line of the grammar"
     assert len(str(refused.value)) < 700
     assert walk(begun(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
+
+
+def test_a_choice_may_be_among_thousands(grammars: Grammars) -> None:
+    texts = [f"w{i}" for i in range(4096)]
+    found = TOKENIZER.decode(walk(begun(grammars, "choice", json.dumps(texts)), random.Random(1)))
+    assert found in texts
 
 
 def test_a_matcher_goes_on_behind_what_was_delivered(grammars: Grammars) -> None:
