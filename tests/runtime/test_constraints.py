@@ -242,6 +242,49 @@ async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_rea
     assert (await call(site.app, CHAT, {**HELLO, "guided_json": SCHEMA})).status == 200
 
 
+def in_every_dialect(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return requests whose answer follows the schema, or calls a strict tool whose one argument does."""
+    form = {"type": "json_schema", "schema": schema}
+    strict = schema_of({"p": schema})
+    response = {"model": "tiny", "input": "Hi", "store": False}
+    message = {**HELLO, "max_tokens": 9}
+    return [
+        (CHAT, {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        (CHAT, {**HELLO, "tools": [tool("f", strict, strict=True)]}),
+        (COMPLETIONS, {"model": "tiny", "prompt": "Hi", "guided_json": schema}),
+        (RUN, {"prompt": "Hi", "response_format": {"type": "json_schema", "json_schema": schema}}),
+        ("/v1/responses", {**response, "text": {"format": {**form, "name": "n"}}}),
+        (
+            "/v1/responses",
+            {**response, "tools": [{"type": "function", "name": "f", "parameters": strict, "strict": True}]},
+        ),
+        ("/v1/messages", {**message, "output_format": form}),
+        ("/v1/messages", {**message, "tools": [{"name": "f", "input_schema": strict, "strict": True}]}),
+    ]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    "schema", [{"enum": [1234567890123456789]}, {"const": -(2**63)}, {"minimum": 2**53 + 1, "type": "integer"}]
+)
+async def test_a_number_that_the_engine_cannot_hold_is_refused_in_every_dialect(
+    site: Site, schema: dict[str, Any], is_stream: bool
+) -> None:
+    (number,) = [
+        each
+        for value in schema.values()
+        for each in (value if isinstance(value, list) else [value])
+        if isinstance(each, int)
+    ]
+    for path, asked in in_every_dialect(schema):
+        answer = await call(site.app, path, {**asked, "stream": is_stream})
+        assert answer.status == 400, (path, asked)
+        assert str(number) in answer.body.decode(), (path, asked)
+    assert not site.engine.submits
+    for path, asked in in_every_dialect({"enum": [123456789012345]}):
+        assert (await call(site.app, path, asked)).status == 200, (path, asked)
+
+
 async def test_of_a_document_and_tools_the_one_that_cannot_be_enforced_is_named(site: Site) -> None:
     asked = {**HELLO, "tools": [tool("invite", BAD)], "guided_json": {"type": "colour"}}
     answer = await call(site.app, CHAT, asked)
