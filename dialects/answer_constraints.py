@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from dialects.bodies import CONSTRAINING, SamplingBody, not_deep
+from dialects.exact_json import exact_loads
 from dialects.invalid_values import ValidationError
 from dialects.requests import AnswerConstraint
 from wire.errors import ApiError
@@ -87,7 +88,7 @@ def schema_constraint(value: Any) -> AnswerConstraint:
     """Return a JSON schema, or its text, as a constraint. Raises ValidationError."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
+            value = exact_loads(value)
         except orjson.JSONDecodeError as error:
             raise ValidationError(f"the schema is not valid JSON: {error}") from None
     if not isinstance(value, dict):

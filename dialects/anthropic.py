@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from dialects.answer_constraints import schema_constraint
@@ -58,6 +57,7 @@ MESSAGE_SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class MessageTurnBody(Body, frozen=True, kw_only=True):
@@ -393,13 +393,13 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments; of one that was cut, or that its author broke, none."""
+def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
+    """Return a call's arguments as they are written, whose numbers may be of any size; of one that was cut, or that its author broke, none."""
     try:
-        values = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        _objects.decode(arguments)
+    except (ValueError, RecursionError):
         return {}
-    return values if isinstance(values, dict) else {}
+    return msgspec.Raw(arguments.encode())
 
 
 def model_card(name: str, created: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
+from dialects.exact_json import exact_loads
 from dialects.kept_responses import KeptResponse, PreviousResponse, joined
 from wire.chat import MAX_MESSAGES
 from wire.errors import ApiError
@@ -44,7 +45,7 @@ def read_fields(raw: bytes) -> Any:
         sentence = f"input: has {len(shape.input)} items; send at most {MAX_MESSAGES}"
         raise ApiError("invalid_request", sentence, param="input")
     try:
-        return orjson.loads(raw)
+        return exact_loads(raw)
     except orjson.JSONDecodeError:
         return None
 

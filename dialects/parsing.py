@@ -23,6 +23,7 @@ from dialects.bodies import (
     names_of,
     not_deep,
 )
+from dialects.exact_json import refuse_inexact
 from dialects.further_parameters import HARMLESS, UNSUPPORTED
 from dialects.images import ROLES, Content, ImagePart
 from dialects.invalid_values import ValidationError
@@ -38,11 +39,13 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
     ignored: list[str] = []
     values = _asked(raw, body, None if strict else ignored)
     try:
-        return msgspec.convert(body.in_one_form(values), body), tuple(ignored)
+        found = msgspec.convert(body.in_one_form(values), body)
     except msgspec.ValidationError as error:
         from dialects.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
+    refuse_inexact(raw)  # behind what is wrong with a field, which is named then
+    return found, tuple(ignored)
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Facts and the rules by which they change. Sending, choosing and telling the client are proxy.py's.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +31,11 @@ SHARE = (
 )
 FLOOR_PER_S = 5.0  # what fills the bucket besides: three sites' tries of a client that is alone
 MOST = 100.0  # tries that a quiet time may have saved up
+# Of these any account may take what is above; below, three accounts have their own shares, and one that is alone 60 tries at once.
+SHARED_ABOVE = 70.0
+ACCOUNT_MOST = 30.0
+ACCOUNT_FLOOR_PER_S = 1.0
+MAX_ACCOUNTS = 4096  # whose shares are known; another one's is full
 
 
 class BegunAnswer(NamedTuple):
@@ -49,6 +55,9 @@ class SiteTries:
     declined: set[str] = field(default_factory=set)  # sites that would rather not
     is_paid: bool = False  # the next try, from the budget of retries
     num_silent: int = 0  # sites left for their silence
+    repeated: str = (
+        ""  # the words in which two sites failed alike: the request's fault, which further sites would find too
+    )
 
     def failed(self, site: str, failure: SiteFailed) -> None:
         self.excluded.add(site)
@@ -58,6 +67,8 @@ class SiteTries:
             if len(self.declined) == MAX_DECLINES:
                 self.take_back_declined()
             return
+        if failure.words and any(other.words == failure.words for name, other in self.failures.items() if name != site):
+            self.repeated = failure.words
         self.failures[site] = failure
         self.num_silent += failure.kind == "silent"
 
@@ -73,7 +84,7 @@ class SiteTries:
 
     def begin_anew(self, lost_site: str) -> None:
         """A stream was cut: all may be asked to go on with it, the site that lost it only if there is no other for a while."""
-        self.failures, self.excluded, self.num_silent = {}, {lost_site}, 0
+        self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
 
 @dataclass(eq=False, slots=True)
@@ -237,33 +248,61 @@ class ProxiedRequest:
 
 
 class RetryBudget:
-    """How many further tries the router may make: a share of what clients lately asked for, so that a network in trouble is not asked many times as
-    much. A bucket that every request fills a little and every further try empties by one; a floor keeps a quiet router able to retry. Being declined
-    is no failure and is not paid for; continuing a stream is promised and is not either."""
+    """The further tries that the router may make: a share of what clients lately asked for, so that a network in trouble is not asked many times as
+    much. A bucket that every request fills a little and every further try empties by one; a floor keeps a quiet router able to retry. Each account
+    has a smaller bucket beside it: where the large one runs low, an account takes no more than its own share, so that requests of one account that
+    fail everywhere leave the others theirs. Being declined is no failure and is not paid for; continuing a stream is promised and is not either."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._tries = MOST / 2
-        self._filled_at = clock()
+        self._all = _Bucket(SHARED_ABOVE, MOST, FLOOR_PER_S, clock())
+        self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # the latest heard of last
 
     @property
     def left(self) -> float:
-        self._fill()
-        return self._tries
+        return self._all.left(self._clock())
 
-    def deposit(self) -> None:
-        """A request came."""
-        self._tries = min(MOST, self._tries + SHARE)
+    def deposit(self, account: str | None = None) -> None:
+        """Count a request of an account."""
+        self._all.add(SHARE)
+        if account is not None:
+            self._account(account).add(SHARE)
 
-    def withdraw(self) -> bool:
-        """Tell whether one more try may be made, which is then paid for."""
-        self._fill()
-        if self._tries < 1:
+    def withdraw(self, account: str | None = None) -> bool:
+        """Pay for one more try of an account's request. False if it may not be made."""
+        now = self._clock()
+        left = self._all.left(now)
+        if left < 1:
             return False
-        self._tries -= 1
+        if account is not None and left <= SHARED_ABOVE:
+            own = self._account(account)
+            if own.left(now) < 1:
+                return False
+            own.add(-1)
+        self._all.add(-1)
         return True
 
-    def _fill(self) -> None:
-        now = self._clock()
-        self._tries = min(MOST, self._tries + FLOOR_PER_S * max(0.0, now - self._filled_at))
+    def _account(self, account: str) -> "_Bucket":
+        bucket = self._accounts.pop(account, None) or _Bucket(
+            ACCOUNT_MOST, ACCOUNT_MOST, ACCOUNT_FLOOR_PER_S, self._clock()
+        )
+        self._accounts[account] = bucket
+        if len(self._accounts) > MAX_ACCOUNTS:
+            self._accounts.popitem(last=False)
+        return bucket
+
+
+class _Bucket:
+    def __init__(self, tries: float, most: float, floor_per_s: float, now: float) -> None:
+        self._tries = tries
+        self._most = most
+        self._floor_per_s = floor_per_s
         self._filled_at = now
+
+    def left(self, now: float) -> float:
+        self._tries = min(self._most, self._tries + self._floor_per_s * max(0.0, now - self._filled_at))
+        self._filled_at = now
+        return self._tries
+
+    def add(self, tries: float) -> None:
+        self._tries = min(self._most, self._tries + tries)

@@ -169,7 +169,7 @@ class Proxy:
                 proxied.trace.end(proxied, error)
 
     def proxied(self, request: ValidRequest) -> ProxiedRequest:
-        self.selector.retries.deposit()
+        self.selector.retries.deposit(request.head.owner)
         return ProxiedRequest(request, self.config, self._clock())
 
     async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest, relay: Relay) -> None:
@@ -307,7 +307,8 @@ class Proxy:
 
     async def _give_up(self, client: ResponseWriter, proxied: ProxiedRequest) -> None:
         if proxied.recovery.lost is None:
-            raise self.selector.nothing_left(proxied.request, proxied.tries.failures)
+            tries = proxied.tries
+            raise self.selector.nothing_left(proxied.request, tries.failures, tries.repeated)
         self.metrics.ended(proxied.recovery.lost_site, "lost")
         self.metrics.stream_lost(proxied.recovery.lost_site)
         await client.refuse(proxied.end_of_stream())

@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 import msgspec
 import orjson
 
+from dialects.exact_json import exact_loads
 from dialects.prefix_pieces import canonical
 from dialects.table import prompt_pieces
 from edge_router.client_places import FindPlace
@@ -427,7 +428,7 @@ def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     wishes = _wishes(head)
     is_async = wishes.get("respond-async") == ""  # with a value it is none that anybody has defined
     try:
-        fields = orjson.loads(body)
+        fields = exact_loads(body)
     except orjson.JSONDecodeError:
         return False, False, body  # the proxy has the words for that
     if not isinstance(fields, dict):

@@ -108,7 +108,9 @@ class SiteSelector:
     async def next_site(self, proxied: ProxiedRequest) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried. Ranked anew each time: while one kept us waiting, others have failed, and others have come back."""
         tries, is_new = proxied.tries, proxied.recovery.lost is None
-        if tries.failures and is_new and not (tries.is_paid or self.retries.withdraw()):
+        if tries.repeated and is_new:
+            return None
+        if tries.failures and is_new and not (tries.is_paid or self.retries.withdraw(proxied.request.head.owner)):
             return None
         tries.is_paid = False
         while not proxied.is_out_of_tries(self._clock()):
@@ -180,7 +182,10 @@ class SiteSelector:
                 if (expected_ms := proxied.expected_ms(preference)) is not None:
                     self.backends[preference.backend.name].first_token(expected_ms, 1000 * elapsed_s)
 
-    def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed]) -> ApiError:
+    def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed], repeated: str = "") -> ApiError:
+        """Return what a client gets whose request no site has answered. `repeated`: the words in which two sites failed alike."""
+        if repeated:
+            return ApiError("engine_error", f"two sites failed in the same way, so no other was asked: {repeated}")
         if (allowed := self._allowed(request)) is not None:
             told = [f"{site}: {failure.detail}" for site, failure in failures.items()]
             known = [each for each in self.backends.values() if each.name in allowed.names]
@@ -255,7 +260,8 @@ class AttemptPace(NamedTuple):
             return True
         if len(tries.failures) + 1 >= self.config.max_tries or not proxied.request.head.may_be_repeated:
             return False
-        if self._has_other(tries.excluded | {self.backend.name}) and self.retries.withdraw():
+        owner = proxied.request.head.owner
+        if self._has_other(tries.excluded | {self.backend.name}) and self.retries.withdraw(owner):
             tries.is_paid = True
         return tries.is_paid
 

@@ -30,8 +30,17 @@ FAILING_STATUSES = frozenset(
 class SiteFailed(Exception):
     """This site did not answer: nothing of the answer came from it."""
 
-    def __init__(self, kind: Failure, detail: str, retry_after_s: float | None = None, queued_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        kind: Failure,
+        detail: str,
+        retry_after_s: float | None = None,
+        queued_tokens: int = 0,
+        words: str = "",
+    ) -> None:
+        """`words`: the site's own about an engine that failed under the request."""
         super().__init__(detail)
+        self.words = words
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
@@ -64,12 +73,17 @@ def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: boo
     queue = response.header(QUEUE)
     if word and queue.isascii() and queue.isdigit() and len(queue) < 12:
         raise SiteFailed("declined", f"its queue of {queue} tokens is too long", queued_tokens=int(queue))
-    raise SiteFailed(_KINDS.get(word, "full"), _detail(response, body), _retry_after_s(response))
+    words = _said(body) if word == "engine_error" else ""
+    raise SiteFailed(_KINDS.get(word, "full"), _detail(response, body), _retry_after_s(response), words=words)
 
 
 def _detail(response: ResponseParser, body: bytes) -> str:
-    said = str(error_of(body).get("message", ""))[:200]
+    said = _said(body)
     return f"it answered {response.status}" + (f" ({said})" if said else "")
+
+
+def _said(body: bytes) -> str:
+    return str(error_of(body).get("message", ""))[:200]
 
 
 def _retry_after_s(response: ResponseParser) -> float | None:

@@ -1,13 +1,9 @@
 """Grammars that an answer must follow, and where in its grammar each sequence stands.
 
-A grammar is compiled once for all sequences that ask for it, in a thread, by llguidance, which says by name what it cannot enforce. A matcher then
-gives the mask of tokens that may come next and takes each token that was chosen. Knows token ids and their bytes; refuses to know logits, and who
-waits for a grammar (engine/awaited.py).
+A grammar is compiled once for all sequences that ask for it, in a thread. A matcher then gives the mask of tokens that may come next and takes each
+token that was chosen. Knows token ids and their bytes; refuses to know logits, and who waits for a grammar (engine/awaited.py).
 """
 
-import json
-import re
-import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
@@ -16,21 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.grammar_compiler import ConstraintError, GrammarCompiler, refusal
 from engine.protocol import Constraint
-from engine.tokenizer_files import tokenizer_json
+from engine.tenant_threads import TenantThreads
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_GRAMMARS = 64  # kept compiled, for each model
 _MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
-_COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
-_LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance shows behind what is wrong with them
-COMPILE_S = 10.0  # a longer grammar is refused; llguidance's own limits end most of them sooner
-
-
-class ConstraintError(Exception):
-    """A grammar cannot be enforced, or a token does not follow it; the message says why."""
+COMPILE_S = 20.0  # for which a sequence waits: its grammar took a child process a few seconds at most, so the machine is overloaded then
 
 
 def everything(vocab_size: int, count: int) -> "list[array[int]]":
@@ -59,6 +50,10 @@ class Matcher:
         self._num_words = num_words
         self._is_optional = is_optional
         self._is_left = False
+
+    @classmethod
+    def at_start(cls, grammar: "LLMatcher", compiler: GrammarCompiler, *, is_optional: bool = False) -> "Matcher":
+        return cls(grammar.deep_copy(), compiler.num_words, compiler.tokenizer(), is_optional=is_optional)
 
     @property
     def is_complete(self) -> bool:
@@ -175,23 +170,24 @@ class Matcher:
 
 
 class Grammars:
-    """The grammars of one model. Its tokenizer is read with the first."""
+    """The grammars of one model."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: SequenceOf[int]) -> None:
-        self._directory = directory
-        self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
-        self._tokenizer: LLTokenizer | None = None
-        self._tags: list[str] = []  # tokens that no text may spell
-        self._tokenizer_lock = threading.Lock()
+        self._compiler = GrammarCompiler(directory, vocab_size, eos_token_ids)
         self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()  # the newest last
-        self._threads = ThreadPoolExecutor(2, "grammars")
+        self._compiling = TenantThreads(2, "grammars")
+        self._starting = ThreadPoolExecutor(
+            1, "matchers"
+        )  # apart, so that no compiled grammar waits for one that is being compiled
 
-    def compile(self, constraint: Constraint, delivered: SequenceOf[int] = ()) -> "Future[Matcher]":
-        """Return what will be a matcher behind the tokens of the answer that there are already, or a ConstraintError. Waits for nothing."""
+    def compile(
+        self, constraint: Constraint, delivered: SequenceOf[int] = (), tenant: bytes = b""
+    ) -> "Future[Matcher]":
+        """Return what will be a matcher behind the tokens of the answer that there are already, or a ConstraintError. Waits for nothing. `tenant`:
+        whose turn a new grammar waits for."""
         known = self._compiled.pop(constraint, None)
-        if known is None:
-            known = self._threads.submit(self._compile, constraint)
+        if known is None or _has_failed(known):  # it may be mended by now
+            known = self._compiling.submit(tenant, lambda: self._compile(constraint))
         self._compiled[constraint] = known
         if len(self._compiled) > MOST_GRAMMARS:
             self._compiled.popitem(last=False)
@@ -199,13 +195,14 @@ class Grammars:
 
         def begin_soon(grammar: "Future[LLMatcher]") -> None:
             with suppress(RuntimeError):  # the model is being closed
-                self._threads.submit(self._begin, grammar, delivered, begun, is_optional=constraint.is_optional)
+                self._starting.submit(self._begin, grammar, delivered, begun, is_optional=constraint.is_optional)
 
         known.add_done_callback(begin_soon)  # no thread waits for another
         return begun
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._compiling.close()
+        self._starting.shutdown(wait=False, cancel_futures=True)
 
     def _begin(
         self, grammar: "Future[LLMatcher]", delivered: SequenceOf[int], begun: "Future[Matcher]", *, is_optional: bool
@@ -213,7 +210,7 @@ class Grammars:
         if not begun.set_running_or_notify_cancel():
             return
         try:
-            matcher = self._matcher(grammar.result(), is_optional=is_optional)
+            matcher = Matcher.at_start(grammar.result(), self._compiler, is_optional=is_optional)
             for token_id in delivered:
                 matcher.accept(token_id)
         except Exception as error:  # whoever waits hears of it
@@ -221,89 +218,19 @@ class Grammars:
         else:
             begun.set_result(matcher)
 
-    def _matcher(self, grammar: "LLMatcher", *, is_optional: bool = False) -> Matcher:
-        return Matcher(grammar.deep_copy(), -(-self._vocab_size // 32), self._read_tokenizer(), is_optional=is_optional)
-
     def _compile(self, constraint: Constraint) -> "LLMatcher":
-        from llguidance import LLMatcher
-
-        text = grammar_of(constraint)
-        # Without a tokenizer first: what is wrong with a grammar should not be said 1 s later, where a large one is still to be read.
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text)
-        if is_wrong:
-            raise ConstraintError(_sentence(constraint, messages[0]))
-        tokenizer = self._read_tokenizer()
-        spelt = next((tag for tag in self._tags if tag in constraint.text), None)
-        if spelt is not None and constraint.kind != "lark":  # it would be taken for the token, which is no text
-            raise ConstraintError(_sentence(constraint, f"it spells the token {spelt!r}"))
-        if spelt is not None:
-            text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))
-        matcher = LLMatcher(tokenizer, text, log_level=0)
-        if matcher.is_error():
-            raise ConstraintError(_sentence(constraint, matcher.get_error()))
-        try:
-            self._matcher(matcher).mask()
-        except ConstraintError as error:
-            raise ConstraintError(_sentence(constraint, f"nothing satisfies it ({error})")) from None
-        return matcher
-
-    def _read_tokenizer(self) -> "LLTokenizer":
-        from llguidance import LLTokenizer
-
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                try:
-                    text = tokenizer_json(self._directory)
-                    self._tokenizer = LLTokenizer(text, self._vocab_size, self._eos_token_ids or None)
-                    added = [str(token["content"]) for token in json.loads(text).get("added_tokens", ())]
-                    self._tags = [tag for tag in added if tag.startswith("<") and tag.endswith(">")]
-                except Exception as error:  # a file that is missing, or that the library does not understand
-                    message = f"the tokenizer of {self._directory} cannot be used for grammars: {error}"
-                    raise ConstraintError(message) from None
-            return self._tokenizer
+        return satisfiable(self._compiler, constraint)
 
 
-def grammar_of(constraint: Constraint) -> str:
-    """Return a constraint as llguidance takes it. Raises ConstraintError."""
-    from llguidance import LLMatcher
-
-    match constraint.kind:
-        case "json_schema":
-            try:
-                from engine.formats.grammars import WHITE_SPACE, asserting  # as llguidance, not on a bare GPU machine
-
-                options = {"whitespace_pattern": WHITE_SPACE}
-                schema = asserting(json.loads(constraint.text))
-                return LLMatcher.grammar_from_json_schema(schema, defaults=options)  # type: ignore[arg-type]
-            except ValueError as error:
-                raise ConstraintError(f"the schema cannot be read: {error}") from None
-        case "regex":
-            return LLMatcher.grammar_from_regex(constraint.text)
-        case "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, json.loads(constraint.text))))
-        case "lark":
-            return LLMatcher.grammar_from_lark(constraint.text)
+def satisfiable(compiler: GrammarCompiler, constraint: Constraint) -> "LLMatcher":
+    """Return a compiled grammar that allows some token. Raises ConstraintError."""
+    grammar = compiler.compile(constraint)
+    try:
+        Matcher.at_start(grammar, compiler).mask()
+    except ConstraintError as error:
+        raise ConstraintError(refusal(constraint, f"nothing satisfies it ({error})")) from None
+    return grammar
 
 
-def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
-    """Return a grammar whose quoted texts have tokens where they spell tags: no tokenizer that has a token for a text writes it by others."""
-    tag = re.compile("(" + "|".join(re.escape(tag) for tag in tags if re.fullmatch(r"<[^<>\s]+>", tag)) + ")")
-
-    def told(found: re.Match[str]) -> str:
-        quoted = found[0]
-        if not (quoted.startswith('"') and quoted.endswith('"') and tag.search(quoted)):
-            return quoted
-        pieces = enumerate(tag.split(quoted[1:-1]))
-        return "(" + " ".join(piece if i % 2 else f'"{piece}"' for i, piece in pieces if piece) + ")"
-
-    return _COMMENT_PATTERN_OR_TEXT.sub(told, lark)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _sentence(constraint: Constraint, reason: str) -> str:
-    what = {"json_schema": "JSON schema", "regex": "pattern", "choice": "choice", "lark": "grammar"}[constraint.kind]
-    said = _LISTING.split(reason, maxsplit=1)[0]
-    return f"the {what} cannot be enforced: {' '.join(said.split())[:500]}"
+def _has_failed(compiled: "Future[LLMatcher]") -> bool:
+    return compiled.done() and (compiled.cancelled() or compiled.exception() is not None)

@@ -5,7 +5,7 @@ Every one ends with exactly one output that carries a finish reason, whatever be
 
 from collections.abc import Callable, Iterator
 
-from engine.constraints import ConstraintError
+from engine.grammar_compiler import ConstraintError
 from engine.protocol import ErrorCode, TokenOutput
 from engine.sequence import Sequence
 
@@ -53,7 +53,8 @@ class OpenSequences:
         self.tell(error_output(sequence.sequence_id, code, message))
 
     def leave_grammar(self, sequence: Sequence, error: ConstraintError) -> None:
-        self.fail(sequence, "engine_error", f"the answer cannot go on as its grammar says: {error}")
+        """End a sequence that its grammar leaves no way on: the grammar is the request's."""
+        self.fail(sequence, "invalid_request", f"the answer cannot go on as its grammar says: {error}")
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence of which another engine tells."""

@@ -7,8 +7,8 @@ import logging
 import math
 from collections.abc import Sequence as SequenceOf
 
-from engine.constraints import ConstraintError
 from engine.errors import RankLostError
+from engine.grammar_compiler import ConstraintError
 from engine.in_flight import CollectedStep, Runner
 from engine.open_sequences import OpenSequences
 from engine.plan import Chunk, Speculation

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from engine.constraints import Matcher
 from engine.images.prompt import SequenceImage
 from engine.kv.block_table import BlockTable
-from engine.protocol import AdapterSource, BlockSource, Constraint, Pooling, SamplingParams, TokenLogprobs
+from engine.protocol import AdapterSource, BlockSource, Constraint, ErrorCode, Pooling, SamplingParams, TokenLogprobs
 from engine.token_counts import TokenCounts
 
 PENDING = -1  # stands for a token that the device has chosen, or will, and the host does not know yet
@@ -34,7 +34,7 @@ class Sequence:
     pooling: Pooling | None = None
     constraint: Constraint | None = None
     matcher: Matcher | None = None  # where it stands in its grammar; None: it has none, or it is being compiled
-    why_unconstrained: str = ""  # why there is none that could be enforced
+    why_unconstrained: tuple[ErrorCode, str] | None = None  # why there is none that could be enforced
     adapter: AdapterSource | None = None
     adapter_slot: int = -1  # that it holds; -1: its adapter is in none yet, or it has none
     why_unadapted: str = ""  # why its adapter cannot be had
@@ -78,7 +78,9 @@ class Sequence:
     @property
     def lacks_grammar(self) -> bool:
         """Tell whether it may not go on for want of the grammar that it must follow."""
-        return self.constraint is not None and self.matcher is None and not self.constraint.is_optional
+        if self.constraint is None or self.matcher is not None:
+            return False
+        return not self.constraint.is_optional or (self.why_unconstrained or ("",))[0] == "overloaded"
 
     @property
     def owner(self) -> tuple[int, bytes]:

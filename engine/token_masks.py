@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 
-from engine.constraints import COMPILE_S, ConstraintError, Grammars, Matcher, everything, forbid
+from engine.constraints import COMPILE_S, Grammars, Matcher, everything, forbid
+from engine.grammar_compiler import ConstraintError
 from engine.open_sequences import OpenSequences
 from engine.plan import Chunk
 from engine.protocol import ModelInfo
@@ -27,14 +28,16 @@ class TokenMasks:
         if sequence.constraint is None or sequence.matcher is not None or self._grammars is None:
             return None
         delivered = sequence.token_ids[sequence.num_prompt_tokens - sequence.num_delivered_tokens :]
-        return AwaitedGrammar(sequence, self._grammars.compile(sequence.constraint, delivered), clock())
+        return AwaitedGrammar(
+            sequence, self._grammars.compile(sequence.constraint, delivered, sequence.tenant), clock()
+        )
 
     def enforceable(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks but those of sequences whose grammar cannot be enforced, which end."""
         refused = [chunk.sequence for chunk in chunks if chunk.sequence.lacks_grammar]
         for sequence in refused:
-            why = sequence.why_unconstrained or "this engine compiles no grammars"
-            self._sequences.fail(sequence, "invalid_request", why)
+            code, why = sequence.why_unconstrained or ("invalid_request", "this engine compiles no grammars")
+            self._sequences.fail(sequence, code, why)
         return [chunk for chunk in chunks if chunk.sequence not in refused] if refused else chunks
 
     def of(self, chunks: list[Chunk]) -> "dict[Sequence, list[array[int]]]":
@@ -89,12 +92,14 @@ class AwaitedGrammar:
         self._matcher.cancel()
 
     def take(self) -> None:
-        """Give the sequence its matcher, or the reason why there is none; without any, one that can do without forgets its grammar."""
+        """Give the sequence its matcher, or the reason why there is none. One that can do without forgets a grammar that cannot be enforced, but none
+        that is late: the same request would have it on another day."""
         try:
             self.sequence.matcher = self._matcher.result(timeout=0)
         except (TimeoutError, CancelledError):
-            self.sequence.why_unconstrained = f"the grammar was not ready after {COMPILE_S:g} s; make it simpler"
+            why = f"the answer's grammar was not ready after {COMPILE_S:g} s, which others' took; try again in a moment"
+            self.sequence.why_unconstrained = "overloaded", why
         except Exception as error:  # whatever a library raises of one grammar ends its sequence alone
-            self.sequence.why_unconstrained = str(error) or type(error).__name__
-        if self.sequence.matcher is None and not self.sequence.lacks_grammar:
-            self.sequence.constraint = None
+            self.sequence.why_unconstrained = "invalid_request", str(error) or type(error).__name__
+            if not self.sequence.lacks_grammar:
+                self.sequence.constraint = None

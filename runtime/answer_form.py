@@ -3,7 +3,7 @@
 Knows formats and grammars by their interface alone; refuses to know what any of them looks like.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
@@ -16,13 +16,11 @@ from engine.formats.registry import ToolFormat
 from engine.protocol import Constraint
 from runtime.engines.model_state import AwakeModel
 from runtime.output_processor import OutputProcessor
+from runtime.tool_schemas import enforced_schemas
 from wire.errors import ApiError
 
-_ADDS_KEYS = {
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentRequired",
-    "dependentSchemas", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if",
-}  # fmt: skip
-FREE = {"type": "object"}  # arguments of a tool whose author leaves the model free
+# Why a grammar cannot be enforced; None if it can.
+CheckGrammar = Callable[[Constraint], Awaitable[str | None]]
 
 
 class AnswerForm:
@@ -30,6 +28,7 @@ class AnswerForm:
 
     def __init__(self, model: AwakeModel, request: ValidGeneration, prompt: tuple[int, ...]) -> None:
         """`prompt`: of a conversation, its tokens."""
+        self.left_out: tuple[str, ...] = ()  # of the tools' schemas, once there is a constraint
         self._model = model
         self._request = request
         self._conversation = request.prompt if isinstance(request.prompt, Conversation) else None
@@ -59,68 +58,69 @@ class AnswerForm:
             whole_calls=isinstance(self._request, ValidRun),
         )
 
-    def constraint(self) -> Constraint | None:
-        """Return what the answer must be, tool calls that it must or may have and the reasoning before it included. Raises ApiError."""
+    async def constraint(self, check: CheckGrammar) -> Constraint | None:
+        """Return what the answer must be, tool calls that it must or may have and the reasoning before it included; `check` has passed it. Raises
+        ApiError."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
-            return asked
+            return await _passed(asked, check)
         is_demanded = conversation.must_call or conversation.strict_tools or conversation.allowed_tools is not None
-        if asked is None and not is_demanded:
-            return self._wished(conversation)
+        if asked is None and not is_demanded and not (conversation.tools and answers.marks_calls):
+            return None
         if not conversation.tools and not answers.has_reasoning(self._thinking):
-            return asked
+            return await _passed(asked, check)
         if conversation.tools and answers.tools is None:
             message = f"the chat template of {self._request.requested_model!r} writes no tool calls: leave tools out"
             raise ApiError("invalid_request", message, param="tools")
         if asked is not None and asked.kind != "lark":
             self._refuse_tags(asked.text, "what the answer must be")
         rules = AnswerRules(
-            self._callable(conversation),
             is_single=not conversation.parallel_tool_calls,
             document=None if asked is None or conversation.must_call else document(asked),
             may_be_text=not conversation.must_call and asked is None,
-            is_lenient=not conversation.strict_tools,
         )
-        try:
-            return Constraint("lark", answers.grammar(self._thinking, rules))
-        except ValueError as error:
-            raise ApiError(
-                "invalid_request", f"the tools' schemas cannot be enforced: {error}", param="tools"
-            ) from None
+        return await self._with_tools(conversation, rules, asked, check, is_optional=asked is None and not is_demanded)
 
-    def _wished(self, conversation: Conversation) -> Constraint | None:
-        """Return what keeps calls that nobody demands within their tools' schemas, as far as the model's format and the schemas allow."""
-        answers = self._model.text.answers
-        if not conversation.tools or not answers.marks_calls:
-            return None
-        functions = [tool["function"] for tool in conversation.tools]
-        rules = AnswerRules(
-            tuple(CallableTool(each["name"], closed(_arguments(each))) for each in functions),
-            is_single=not conversation.parallel_tool_calls,
-            may_be_text=True,
-            is_lenient=True,
-        )
-        try:
-            grammar = answers.grammar(self._thinking, rules)
-        except ValueError:
-            return None
-        spelled = self._model.text.tokenizer.spelled_tag(orjson.dumps([list(tool) for tool in rules.tools]).decode())
-        return None if spelled else Constraint("lark", grammar, is_optional=True)
-
-    def _callable(self, conversation: Conversation) -> tuple[CallableTool, ...]:
-        return tuple(
-            self._callable_tool(tool["function"], conversation)
-            for tool in conversation.tools
+    async def _with_tools(
+        self,
+        conversation: Conversation,
+        rules: AnswerRules,
+        asked: Constraint | None,
+        check: CheckGrammar,
+        *,
+        is_optional: bool,
+    ) -> Constraint:
+        """Return the grammar of an answer with calls. Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
+        callable_tools = [
+            _CallableTool(number, tool["function"], is_strict=tool["function"]["name"] in conversation.strict_tools)
+            for number, tool in enumerate(conversation.tools)
             if conversation.allowed_tools is None or tool["function"]["name"] in conversation.allowed_tools
-        )
+        ]
+        for tool in callable_tools:
+            self._refuse_tags(tool.name, "the name of a tool", "tools")
+        if (why := await self._why_refused(rules, callable_tools, check)) is not None:
+            await _passed(asked if rules.document is not None else None, check)
+            for tool in callable_tools:
+                while (why_tool := await self._why_refused(rules._replace(document=None), [tool], check)) is not None:
+                    tool.loosen(why_tool)
+            why = await self._why_refused(rules, callable_tools, check)
+        if why is not None:  # together they are too large, say
+            raise ApiError("invalid_request", f"the tools' schemas cannot be enforced: {why}", param="tools")
+        self.left_out = tuple(tool.left_out for tool in callable_tools if tool.left_out)
+        tools = tuple(tool.held for tool in callable_tools)
+        grammar = self._model.text.answers.grammar(self._thinking, rules._replace(tools=tools))
+        return Constraint("lark", grammar, is_optional=is_optional)
 
-    def _callable_tool(self, function: dict[str, Any], conversation: Conversation) -> CallableTool:
-        """Return a tool with the schema that its calls follow: any object, where its author leaves the model free and none must be called."""
-        name, is_bound = function["name"], conversation.must_call or function["name"] in conversation.strict_tools
-        schema = _arguments(function) if is_bound else FREE
-        self._refuse_tags(orjson.dumps([name, schema]).decode(), f"the schema of the tool {name[:100]!r}", "tools")
-        return CallableTool(name, schema)
+    async def _why_refused(self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar) -> str | None:
+        held = tuple(tool.held for tool in tools)
+        if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
+            return f"it spells the token {tag!r}"  # for which it would be taken: that is no text
+        try:
+            grammar = self._model.text.answers.grammar(self._thinking, rules._replace(tools=held))
+        except ValueError as error:  # what the model's format of calls cannot say
+            return str(error)
+        return await check(Constraint("lark", grammar))
 
     def _refuse_tags(self, text: str, what: str, param: str | None = None) -> None:
         """Refuse a grammar's text that spells a token, for which it would be taken: that is no text."""
@@ -128,36 +128,45 @@ class AnswerForm:
             raise ApiError("invalid_request", f"{what} cannot be enforced: it spells the token {tag!r}", param=param)
 
 
+class _CallableTool:
+    """A tool that may be called, and as much of its schema as is enforced."""
+
+    def __init__(self, number: int, function: dict[str, Any], *, is_strict: bool) -> None:
+        """`number`: among the request's tools."""
+        self.name: str = function["name"]
+        self._number = number
+        self._is_strict = is_strict
+        self._further = enforced_schemas(function)
+        self._enforced = next(self._further)
+
+    @property
+    def held(self) -> CallableTool:
+        return CallableTool(self.name, self._enforced.schema, is_lenient=not self._is_strict)
+
+    @property
+    def left_out(self) -> str:
+        """The name of what is not enforced, as a field of the request; empty: nothing."""
+        return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
+
+    def loosen(self, why: str) -> None:
+        """Hold the tool to less. Raises ApiError for one that is strict."""
+        following = next(self._further, None)
+        if self._is_strict or following is None:
+            culprit = f", for its {following.left_out}" if following is not None else ""
+            message = f"the schema of the tool {self.name[:100]!r} cannot be enforced{culprit}: {why}"
+            raise ApiError("invalid_request", message, param=f"tools[{self._number}]")
+        self._enforced = following
+
+
+async def _passed(constraint: Constraint | None, check: CheckGrammar) -> Constraint | None:
+    """Return a grammar that can be enforced. Raises ApiError."""
+    if constraint is not None and (why := await check(constraint)) is not None:
+        raise ApiError("invalid_request", why)
+    return constraint
+
+
 def _check_names(names: Iterable[str], tool_format: ToolFormat) -> None:
     for name in names:
         if not tool_format.allows(name) or any(tag in name for tag in tool_format.tags):
             message = f"tools: this model's calls, in the format {tool_format.name}, cannot name {name[:100]!r}"
             raise ApiError("invalid_request", message, param="tools")
-
-
-def _arguments(function: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", **without_descriptions(function.get("parameters") or {})}
-
-
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of arguments that allows no keys beside those it names, if it names some and nothing else may add to them."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
-        return schema
-    if isinstance(required, list) and not all(isinstance(key, str) and key in properties for key in required):
-        return schema
-    kept = {key: closed(value) if isinstance(value, dict) else value for key, value in properties.items()}
-    return {**schema, "properties": kept, "additionalProperties": False}
-
-
-def without_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without what it says to people."""
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if isinstance(value, dict):
-            kept[key] = value if key in ("const", "default") else without_descriptions(value)
-        elif isinstance(value, list) and key not in ("enum", "const", "default", "examples"):
-            kept[key] = [without_descriptions(item) if isinstance(item, dict) else item for item in value]
-        elif not (key in ("description", "title", "$comment") and isinstance(value, str)):
-            kept[key] = value
-    return kept

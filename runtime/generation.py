@@ -17,13 +17,15 @@ from dialects.requests import Conversation, ValidGeneration
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineError
 from engine.formats import Part
-from engine.protocol import AdapterSource, SamplingParams, Submit, TokenLogprobs, TokenOutput
+from engine.grammar_check import GrammarVocabulary
+from engine.protocol import AdapterSource, Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
 from engine.tokenizer import TokenizerError
 from runtime.admission import RETRY_AFTER_S, Admission
-from runtime.answer_form import AnswerForm
+from runtime.answer_form import AnswerForm, CheckGrammar
 from runtime.engines.continuation import Continuations
 from runtime.engines.model_state import AwakeModel
 from runtime.engines.models import Models
+from runtime.grammar_checks import GrammarChecks
 from runtime.images import ImageReader
 from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
@@ -53,11 +55,13 @@ class Generator:
         traffic: Traffic,
         request_timeout_s: float,
         images: ImageReader,
+        grammars: GrammarChecks,
         tracing: SiteTracing | None,
     ) -> None:
         """`tracing`: where there is a collector."""
         self.models = models
         self.images = images
+        self.grammars = grammars
         self.engine = engine
         self.admission = admission
         self.metrics = metrics
@@ -88,8 +92,10 @@ class Generator:
                     self.models.registry.kv_tokens(model),
                     request.num_choices,
                 )
-                submits, processors = await as_submits(model, request, prompts, params, tenant, adapter)
-                generation = Generation(request, prompts, processors, measure)
+                answer = AnswerForm(model, request, prompts[0].token_ids)
+                constraint = await answer.constraint(self._check_of(model, tenant))
+                submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
+                generation = Generation(request, prompts, processors, measure, answer.left_out)
                 async with generation.running(self.engine, submits, request.data_sites):
                     measure.answer = generation
                     if span is not None:
@@ -101,6 +107,11 @@ class Generator:
                         self._note_traffic(request, model, generation)
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.num_choices)
+
+    def _check_of(self, model: AwakeModel, tenant: Tenant) -> CheckGrammar:
+        info = model.info
+        vocabulary = GrammarVocabulary(model.text.directory, info.vocab_size, info.eos_token_ids)
+        return lambda constraint: self.grammars.refusal(vocabulary, constraint, tenant.owner)
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
         if generation.usage.completion_tokens:  # else the prompt may not have been computed
@@ -137,8 +148,10 @@ class Generation:
         prompts: list[EncodedPrompt],
         processors: list[OutputProcessor],
         measure: Measure,
+        left_out: tuple[str, ...] = (),
     ) -> None:
-        """`processors`: one for each choice."""
+        """`processors`: one for each choice. `left_out`: fields of the request that the answer is not held to."""
+        self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # when it came, since the epoch
         self.queue_us = 0  # for which the engine let the first sequence wait
@@ -300,17 +313,16 @@ def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
 
 
 async def as_submits(
-    model: AwakeModel,
     request: ValidGeneration,
     prompts: list[EncodedPrompt],
     params: list[SamplingParams],
     tenant: Tenant,
     adapter: AdapterSource | None,
+    answer: AnswerForm,
+    constraint: Constraint | None,
 ) -> tuple[Submits, list[OutputProcessor]]:
     """Return the sequences, by choice, and the processors of all choices. A prompt's choice i draws with seed + i, so its first is what a request for
     one choice would get; the others wait for that to compute the prompt. Raises ApiError, and DivergedError for what cannot be continued."""
-    answer = AnswerForm(model, request, prompts[0].token_ids)
-    constraint = answer.constraint()
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()

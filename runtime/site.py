@@ -21,6 +21,7 @@ from runtime.engines.wake_history import Wake
 from runtime.engines.weights_tier import open_tier
 from runtime.finetunes import FinetuneStore
 from runtime.generation import Generator
+from runtime.grammar_checks import GrammarChecks
 from runtime.images import ImageReader
 from runtime.metrics import Metrics
 from runtime.timeline import Timeline
@@ -72,6 +73,7 @@ class Site:
             traffic,
             config.limits.request_timeout_s,
             ImageReader(config.images, config.limits.max_body_mib),
+            GrammarChecks(),
             self.tracing,
         )
         self.fleet.on_step(self.metrics.engines.step)
@@ -93,6 +95,7 @@ class Site:
                 finally:
                     await self.models.stop()
         finally:
+            self.generator.grammars.close()
             if self._tier is not None:
                 self._tier.close()
 

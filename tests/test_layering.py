@@ -38,6 +38,8 @@ ENGINE_CLIENT_HALF = {
     "errors",
     "peft",
     "gguf",
+    "grammar_check",
+    "grammar_compiler",
     "guarded_pool",
 }
 

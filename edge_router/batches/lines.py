@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dialects.exact_json import exact_loads
 from wire.errors import ApiError, Dialect
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -49,7 +50,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fie
 
 def _read_line(raw: bytes, endpoint: str) -> AskedLine:
     try:
-        fields = orjson.loads(raw)
+        fields = exact_loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError("malformed_json", f"the line is not valid JSON: {error}") from None
     _check(isinstance(fields, dict), "a line must be an object", None)
@@ -86,7 +87,7 @@ def read_queued(fields: Fields, model: str) -> list[AskedLine]:
 def read_object(body: bytes) -> Fields:
     """Raises ApiError for what is no JSON object."""
     try:
-        fields = orjson.loads(body)
+        fields = exact_loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     _check(isinstance(fields, dict), "the body must be a JSON object", None)

@@ -64,7 +64,7 @@ class AnswerFormat:
 
     def grammar(self, thinking: Thinking, rules: AnswerRules) -> str:
         """Return the grammar of an answer with its reasoning, in llguidance's dialect of Lark."""
-        grammar = Grammar(is_lenient=rules.is_lenient)
+        grammar = Grammar()
         before = thinking_tags.write(grammar, self._think, thinking, self._markers) if self._think else ""
         grammar.rule("start", f"{before}answer")
         if self.tools is not None and (rules.tools or self._frames_all):

@@ -62,7 +62,7 @@ def write_v31(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, before: str, behind: str) -> None:
     calls = []
     for number, tool in enumerate(rules.tools):
-        parts = [begin.replace("NAME", quoted(tool.name)), grammar.json(f"arguments{number}", tool.schema)]
+        parts = [begin.replace("NAME", quoted(tool.name)), grammar.arguments(number, tool)]
         if before:
             parts = [parts[0], quoted(before), parts[1], quoted(behind)]
         calls.append(grammar.rule(f"call{number}", " ".join(parts)))

@@ -64,7 +64,7 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     )
     calls = []
     for number, tool in enumerate(rules.tools):
-        arguments = tagged.write(grammar, f"argument{number}", tool.schema, tags)
+        arguments = tagged.write(grammar, f"argument{number}", tool, tags)
         calls.append(grammar.rule(f"call{number}", f"{quoted(tool.name + chr(10))} {arguments}"))
     body = grammar.rule("body", " | ".join(calls))
     grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")

@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from engine.formats.markers import Markers
-from engine.formats.parts import AnswerRules
+from engine.formats.parts import AnswerRules, CallableTool
 from engine.protocol import Constraint
 
 TEXT = r"/(.|\n)*/"
@@ -15,16 +16,24 @@ _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
     "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
 }  # fmt: skip
+_SIZES = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _VALUES = ("enum", "const", "default", "examples")  # of a schema that are no schemas
 
 
 class Grammar:
     """The rules of a grammar, as they are written. One of them is `answer`."""
 
-    def __init__(self, *, is_lenient: bool = False) -> None:
-        """`is_lenient`: a schema's words that cannot be enforced are left out instead of refused."""
+    def __init__(self) -> None:
         self._lines: list[str] = []
-        self._options = {"whitespace_pattern": " ", **({"lenient": True} if is_lenient else {})}
 
     def __str__(self) -> str:
         return "\n".join(self._lines)
@@ -34,10 +43,14 @@ class Grammar:
         self._lines.append(f"{name}: {right}")
         return name.partition("[")[0]
 
-    def json(self, name: str, schema: dict[str, Any]) -> str:
-        """Add a rule of the documents of a schema, on one line, as models write arguments."""
-        given = {**asserting(schema), "x-guidance": self._options}
-        return self.rule(name, f"%json {json.dumps(given, ensure_ascii=False)}")
+    def json(self, name: str, schema: dict[str, Any], *, is_lenient: bool = False) -> str:
+        """Add a rule of the documents of a schema, on one line, as models write arguments. `is_lenient`: as a tool."""
+        options = {"whitespace_pattern": " ", **({"lenient": True} if is_lenient else {})}
+        return self.rule(name, f"%json {json.dumps({**asserting(schema), 'x-guidance': options}, ensure_ascii=False)}")
+
+    def arguments(self, number: int, tool: CallableTool) -> str:
+        """Add a rule of a tool's arguments as one document."""
+        return self.json(f"arguments{number}", tool.schema, is_lenient=tool.is_lenient)
 
     def up_to(self, name: str, marker: str, *, is_token: bool) -> str:
         """Add a rule of any text that ends with a marker, its first."""
@@ -85,22 +98,33 @@ def document(constraint: Constraint) -> str:
         case "regex":
             return in_slashes(constraint.text)
         case "choice":
-            return " | ".join(map(quoted, json.loads(constraint.text)))
+            return in_slashes(any_of(json.loads(constraint.text)))
         case "lark":
             return f"%lark {{\n{constraint.text}\n}}"
 
 
+def any_of(texts: Sequence[str]) -> str:
+    """Return a pattern of some texts: the alternatives of a rule, which are items of a parser's row, are 2,000 at most."""
+    return "(?:" + "|".join(map(re.escape, texts)) + ")"
+
+
 def asserting(schema: Any) -> Any:
-    """Return a schema without the formats of others' making, such as "path": where JSON Schema defines none of that name, it demands nothing."""
+    """Return a schema without the formats of others' making, such as "path": where JSON Schema defines none of that name, it demands nothing. Sizes
+    that are whole numbers are written so: 1.0 is 1."""
     if isinstance(schema, list):
         return [asserting(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: part if key in _VALUES else asserting(part)
+        key: part if key in _VALUES else whole(part) if key in _SIZES else asserting(part)
         for key, part in schema.items()
         if not (key == "format" and isinstance(part, str) and part not in _FORMATS)
     }
+
+
+def whole(value: Any) -> Any:
+    """Return 1 for 1.0, and so on; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def in_slashes(pattern: str) -> str:

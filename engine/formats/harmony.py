@@ -74,7 +74,7 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
         calls = []
         for number, tool in enumerate(rules.tools):
             header = f'{quoted(f"commentary to={FUNCTIONS}{tool.name} ")} {markers.lark(CONSTRAIN)} "json" {message}'
-            arguments = grammar.json(f"arguments{number}", tool.schema)
+            arguments = grammar.arguments(number, tool)
             calls.append(grammar.rule(f"call{number}", f"{channel} {header} {arguments}"))
         ways.append(grammar.rule("call", " | ".join(calls)))
     if rules.document is not None:

@@ -31,7 +31,7 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = quoted('\n{"name": ' + quoted(tool.name) + ', "arguments": ')
-        arguments = grammar.json(f"arguments{number}", tool.schema)
+        arguments = grammar.arguments(number, tool)
         calls.append(grammar.rule(f"call{number}", f"{begin} {arguments} {quoted(NEWLINE_BRACE)}"))
     body = grammar.rule("body", " | ".join(calls))
     grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")

@@ -50,7 +50,7 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = f"{quoted(f'functions.{tool.name}:')} /[0-9]{{1,3}}/ {markers.lark(ARGUMENTS)}"
-        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.json(f'arguments{number}', tool.schema)}"))
+        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
     body = grammar.rule("body", f"{markers.lark(CALL)} ({' | '.join(calls)}) {markers.lark(CALL_END)}")
     rest = f"{body if rules.is_single else f'{body}+'} {markers.lark(SECTION_END)}"
     grammar.answer(rules, markers, SECTION, rest)

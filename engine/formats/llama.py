@@ -32,6 +32,6 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = quoted(f'{{"name": {quoted(tool.name)}, "parameters": ')
-        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.json(f"arguments{number}", tool.schema)} "}}"'))
+        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.arguments(number, tool)} "}}"'))
     call = grammar.rule("call", " | ".join(calls))
     grammar.whole(rules, call if rules.is_single else f"{call} (/; ?/ {call})*", r"/[^{\s](.|\n)*/")

@@ -60,7 +60,7 @@ def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     calls = []
     for number, tool in enumerate(rules.tools):
         begin = quoted(f'{{"name": {quoted(tool.name)}, "arguments": ')
-        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.json(f"arguments{number}", tool.schema)} "}}"'))
+        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.arguments(number, tool)} "}}"'))
     call = grammar.rule("body", " | ".join(calls))
     listed = call if rules.is_single else f'{call} (", " {call})*'
     grammar.answer(rules, markers, OPEN, f'/ ?/ "[" {listed} "]"')
@@ -72,7 +72,7 @@ def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     call_id = f"({markers.lark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if markers.is_token(CALL_ID) else ""
     for number, tool in enumerate(rules.tools):
         begin = f"{quoted(tool.name)} {call_id}{markers.lark(ARGUMENTS)}"
-        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.json(f'arguments{number}', tool.schema)}"))
+        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
     grammar.answer(rules, markers, OPEN, grammar.rule("body", " | ".join(calls)), between='""')
 
 

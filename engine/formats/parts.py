@@ -60,6 +60,9 @@ def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
 class CallableTool(NamedTuple):
     name: str
     schema: dict[str, Any]  # of its arguments
+    is_lenient: bool = (
+        False  # words of the schema that the grammar library does not know are left out instead of refused
+    )
 
 
 class AnswerRules(NamedTuple):
@@ -69,7 +72,6 @@ class AnswerRules(NamedTuple):
     is_single: bool = False  # one call at most
     document: str | None = None  # the only thing there may be beside calls, as the right side of a Lark rule
     may_be_text: bool = False  # any text, before and between calls as well
-    is_lenient: bool = False  # schemas are followed as far as they can be enforced
 
 
 class Thinking(Enum):

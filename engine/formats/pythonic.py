@@ -11,7 +11,7 @@ from typing import Any
 from engine.formats import values
 from engine.formats.grammars import Grammar, quoted
 from engine.formats.markers import Markers
-from engine.formats.parts import AnswerRules
+from engine.formats.parts import AnswerRules, CallableTool
 from engine.formats.scanner import Reading, Scanner
 from engine.formats.tagged import kinds_of, listed, properties_of
 
@@ -73,16 +73,17 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer: one that begins with a bracket is calls."""
     calls = []
     for number, tool in enumerate(rules.tools):
-        arguments = _arguments(grammar, f"argument{number}", tool.schema)
+        arguments = _arguments(grammar, f"argument{number}", tool)
         calls.append(grammar.rule(f"call{number}", f"{quoted(tool.name + '(')} {arguments} {quoted(')')}"))
     call = grammar.rule("call", " | ".join(calls))
     listed = call if rules.is_single else f'{call} (", " {call})*'
     grammar.whole(rules, f'"[" {listed} "]"', r"/[^\[\s](.|\n)*/")
 
 
-def _arguments(grammar: Grammar, prefix: str, schema: dict[str, Any]) -> str:
+def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
     """Write the rules of keyword arguments in the schema's order, and return what stands for them: the first of a rule's alternatives goes on behind
     its argument, the other, of an optional one, without it."""
+    schema = tool.schema
     properties, required = properties_of(schema), listed(schema.get("required"))
     if not properties:
         if schema.get("additionalProperties") is False:
@@ -97,7 +98,7 @@ def _arguments(grammar: Grammar, prefix: str, schema: dict[str, Any]) -> str:
         given = asked if isinstance(asked, dict) else {}
         kinds = kinds_of(given, schema)
         value = _WORDS[next(iter(kinds))] if len(kinds) == 1 and kinds <= _WORDS.keys() and "enum" not in given else ""
-        value = value or grammar.json(f"{prefix}_{number}", {**shared, **given})
+        value = value or grammar.json(f"{prefix}_{number}", {**shared, **given}, is_lenient=tool.is_lenient)
         for state, comma in (("first", ""), ("later", '", " ')):
             written = f"{comma}{quoted(key + '=')} {value} {prefix}_later{number + 1}"
             without = "" if key in required else f" | {prefix}_{state}{number + 1}"

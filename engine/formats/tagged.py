@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.formats import values
-from engine.formats.grammars import Grammar, in_slashes, quoted
+from engine.formats.grammars import Grammar, in_slashes, quoted, whole
+from engine.formats.parts import CallableTool
 from engine.formats.scanner import Reading, Scanner
 
 MOST_SPACE = 64  # characters behind a closing tag, before what tells whether it is one
@@ -119,8 +120,9 @@ class ValueGrammar(NamedTuple):
     behind: str  # it, as a part of a rule
 
 
-def write(grammar: Grammar, prefix: str, schema: dict[str, Any], tags: ValueGrammar) -> str:
+def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:
     """Write the rules of a tool's arguments, in the order of its schema, and return what stands for them."""
+    schema = tool.schema
     properties = properties_of(schema)
     if not properties:
         if schema.get("additionalProperties") is False:
@@ -132,18 +134,19 @@ def write(grammar: Grammar, prefix: str, schema: dict[str, Any], tags: ValueGram
     arguments = []
     for number, (key, given) in enumerate(properties.items()):
         begin = tags.begin.replace("KEY", quoted(key)[1:-1])
-        argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, schema, shared, tags)} {tags.behind}"
+        argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, tool, shared, tags)} {tags.behind}"
         arguments.append(argument if key in required else f"({argument})?")
     return " ".join(arguments)
 
 
 def _value(
-    grammar: Grammar, rule: str, key: str, given: Any, root: dict[str, Any], shared: dict[str, Any], tags: ValueGrammar
+    grammar: Grammar, rule: str, key: str, given: Any, tool: CallableTool, shared: dict[str, Any], tags: ValueGrammar
 ) -> str:
+    root = tool.schema
     padding = f"{quoted(tags.padding)} " if tags.padding else ""
     if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
         schema = {**shared, **given} if isinstance(given, dict) else {}
-        return f"{grammar.json(rule, schema)} {padding}{tags.close}"
+        return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
     if "$ref" in given:
         given = root[given["$ref"].split("/")[1]][given["$ref"].split("/")[2]]
     choices = [given["const"]] if "const" in given else listed(given.get("enum"))
@@ -154,7 +157,7 @@ def _value(
     if refused := next((name for name in _REFUSED if name in given), None):
         raise ValueError(f"{refused!r} of the string {key!r} cannot be enforced in this model's format of calls")
     if any(name in given for name in ("minLength", "maxLength", "pattern")):
-        least, most = given.get("minLength", 0), given.get("maxLength", "")
+        least, most = whole(given.get("minLength", 0)), whole(given.get("maxLength", ""))
         if type(least) is not int or (most != "" and type(most) is not int):
             raise ValueError(f"minLength and maxLength of {key!r} are numbers")
         text = f"/[^<]{{{least},{most}}}/"

@@ -231,7 +231,7 @@ class Ember:
             return None
         functions = [tool["function"] for tool in asked.tools]
         tools = tuple(CallableTool(each["name"], _closed(each["parameters"])) for each in functions)
-        rules = AnswerRules(tools, may_be_text=True, is_lenient=True)
+        rules = AnswerRules(tools, may_be_text=True)
         return Constraint("lark", self._answers.grammar(Thinking.CLOSED, rules), is_optional=True)
 
 

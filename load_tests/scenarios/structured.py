@@ -21,8 +21,9 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 from rich.console import Console
 
-from engine.constraints import ConstraintError, Grammars
+from engine.constraints import Grammars
 from engine.engine import Engine
+from engine.grammar_compiler import ConstraintError
 from engine.kv_memory import make_kv_memory
 from engine.loading import load_model
 from engine.plan import SchedulerLimits

@@ -32,6 +32,7 @@ class SamplingDefaults(NamedTuple):
 class TextSide(NamedTuple):
     """The parts that turn text into a model's tokens and back."""
 
+    directory: Path  # of the checkpoint
     tokenizer: Tokenizer
     template: ChatTemplate
     rendering: Rendering
@@ -46,6 +47,7 @@ class TextSide(NamedTuple):
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
         return cls(
+            directory,
             tokenizer,
             template,
             Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED)),

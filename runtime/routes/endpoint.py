@@ -6,7 +6,7 @@ to one of the network's routers carries marks (wire/continuation.py), and the ro
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Generic, Protocol, TypeVar, TypeVarTuple
 from urllib.parse import quote
@@ -95,7 +95,7 @@ class Endpoint(Generic[RequestT]):
         async with self._generator.generate(request, tenant) as generation:
             deltas = await generation.whole()
         body = self._build(request, self._generator).whole(deltas, generation)
-        headers = naming_ignored(request)
+        headers = naming_ignored(request, generation.left_out)
         if generation.route:
             headers.append((ROUTE, generation.route))
         if is_metered:
@@ -125,6 +125,7 @@ class Endpoint(Generic[RequestT]):
         async with self._generator.generate(request, tenant) as generation:
             if generation.route:
                 writer.add_headers([(ROUTE, generation.route)])
+            writer.add_headers(_ignored_header(request.requested_model, generation.left_out))
             async for delta in generation.deltas():
                 events = events_of(delta, generation, builder)
                 if is_continuable and delta is not EMPTY_DELTA:
@@ -132,12 +133,17 @@ class Endpoint(Generic[RequestT]):
                 await writer.write(events)
 
 
-def naming_ignored(request: ValidGeneration | ValidEmbedding) -> list[tuple[str, str]]:
-    """Return the header that names the fields of a request that mean nothing here; the first time in a row they are logged as well."""
-    if not request.ignored:
+def naming_ignored(request: ValidGeneration | ValidEmbedding, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Return the header that names the fields of a request that mean nothing here. `left_out`: fields that its answer is not held to."""
+    return _ignored_header(request.requested_model, (*request.ignored, *left_out))
+
+
+def _ignored_header(model: str, ignored: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the header, if it names any; the first time in a row they are logged as well."""
+    if not ignored:
         return []
-    names = ", ".join(quote(name, safe="[]{}$@-_.~ ") for name in request.ignored[:MOST_NAMED])[:MOST_NAMED_BYTES]
-    _log_ignored(request.requested_model, names)
+    names = ", ".join(quote(name, safe="[]{}$@-_.~ ") for name in ignored[:MOST_NAMED])[:MOST_NAMED_BYTES]
+    _log_ignored(model, names)
     return [(IGNORED, names)]
 
 

@@ -139,3 +139,13 @@ async def test_a_client_s_wish_for_a_site_comes_first_while_that_site_answers() 
         fakes[2].behave = refuse("overloaded")
         async with running.chat(headers={"prefer": "site=sin1"}) as response:
             assert (response.status, "site=ams1" in response.headers["x-pilotlight-route"]) == (200, True)
+
+
+async def test_a_request_that_fails_in_the_same_words_at_two_sites_goes_to_no_third() -> None:
+    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, policy=Patient()) as running:
+        for fake in fakes:
+            fake.behave = refuse("engine_error", 500, "a step failed")
+        async with running.chat() as response:
+            assert response.status == 500
+            assert (await response.json())["error"]["message"].endswith(": a step failed")
+        assert [len(fake.seen) for fake in fakes] == [1, 1, 0]

@@ -1,6 +1,15 @@
 """Further tries are a share of what clients ask for, above a floor."""
 
-from edge_router.proxied import FLOOR_PER_S, MOST, SHARE, RetryBudget
+from edge_router.proxied import (
+    ACCOUNT_FLOOR_PER_S,
+    ACCOUNT_MOST,
+    FLOOR_PER_S,
+    MAX_ACCOUNTS,
+    MOST,
+    SHARE,
+    SHARED_ABOVE,
+    RetryBudget,
+)
 from tests.edge_router.builders import Clock
 
 
@@ -38,3 +47,41 @@ def test_what_is_saved_is_bounded_and_a_clock_that_jumps_back_takes_nothing() ->
     clock.advance(-1e9)
     assert spend(budget) == int(MOST)
     assert spend(budget) == 0
+
+
+def test_an_account_whose_requests_fail_everywhere_leaves_the_others_their_shares() -> None:
+    for saved_s in (0.0, 1e6):
+        clock = Clock()
+        budget = RetryBudget(clock)
+        clock.advance(saved_s)
+        for _ in range(1000):
+            budget.withdraw("a")
+        assert not budget.withdraw("a")
+        assert sum(budget.withdraw("b") for _ in range(100)) == ACCOUNT_MOST
+        clock.advance(1.0)
+        assert sum(budget.withdraw("a") for _ in range(100)) == ACCOUNT_FLOOR_PER_S
+
+
+def test_an_account_that_is_alone_takes_what_nobody_else_needs() -> None:
+    clock = Clock()
+    budget = RetryBudget(clock)
+    clock.advance(1e6)
+    assert sum(budget.withdraw("a") for _ in range(1000)) == MOST - SHARED_ABOVE + ACCOUNT_MOST
+
+
+def test_an_account_s_share_grows_with_its_requests() -> None:
+    budget = RetryBudget(Clock())
+    while budget.withdraw("a"):
+        pass
+    granted = 0
+    for _ in range(200):
+        budget.deposit("a")
+        granted += budget.withdraw("a")
+    assert abs(granted - SHARE * 200) <= 2
+
+
+def test_the_shares_of_accounts_are_bounded() -> None:
+    budget = RetryBudget(Clock())
+    for number in range(3 * MAX_ACCOUNTS):
+        budget.deposit(str(number))
+    assert len(budget._accounts) == MAX_ACCOUNTS

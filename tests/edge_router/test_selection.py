@@ -200,7 +200,7 @@ def pace(
     class Budget:
         left = retries
 
-        def withdraw(self) -> bool:
+        def withdraw(self, account: str) -> bool:
             self.left -= 1
             return self.left >= 0
 
@@ -300,6 +300,26 @@ async def test_each_further_try_of_a_new_request_is_paid_for_once_and_the_last_i
     assert await next_name(choosing, poor) is None
     poor.tries.is_paid = True
     assert await next_name(choosing, poor) == "iad1"
+
+
+async def test_two_sites_that_fail_in_the_same_words_are_the_last_that_a_request_is_given_to() -> None:
+    choosing, proxied = selector(Site("ams1"), Site("iad1"), Site("sin1")), ProxiedRequest(asked(), RELAY, 0.0)
+    for name in ("ams1", "iad1"):
+        assert await next_name(choosing, proxied) == name
+        proxied.tries.failed(name, SiteFailed("lost", "it answered 500 (a step failed)", words="a step failed"))
+    before = choosing.retries.left
+    assert await next_name(choosing, proxied) is None
+    assert choosing.retries.left == before
+    error = choosing.nothing_left(proxied.request, proxied.tries.failures, proxied.tries.repeated)
+    assert (error.word, error.message.endswith(": a step failed")) == ("engine_error", True)
+
+
+async def test_other_words_or_none_are_tried_at_the_next_site() -> None:
+    for first, second in (("", ""), ("a step failed", "the host died"), ("a step failed", "")):
+        choosing, proxied = selector(Site("ams1"), Site("iad1"), Site("sin1")), ProxiedRequest(asked(), RELAY, 0.0)
+        for name, words in (("ams1", first), ("iad1", second)):
+            proxied.tries.failed(name, SiteFailed("lost", "it failed", words=words))
+        assert await next_name(choosing, proxied) == "sin1"
 
 
 async def test_those_that_declined_are_asked_again_before_those_that_missed_their_probes() -> None:

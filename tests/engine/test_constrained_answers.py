@@ -7,11 +7,12 @@ import jsonschema
 import pytest
 
 from engine.chat_template import ChatTemplate
-from engine.constraints import ConstraintError, Grammars, Matcher
+from engine.constraints import Matcher
 from engine.embedded.ember.chat import HERE
 from engine.engine import Engine
 from engine.formats import AnswerRules, CallableTool, Thinking
 from engine.formats.answer_format import AnswerFormat
+from engine.grammar_compiler import ConstraintError, GrammarCompiler
 from engine.protocol import Constraint, Submit
 from engine.struct import replace
 from engine.tokenizer import Tokenizer
@@ -128,10 +129,10 @@ def test_what_cannot_be_enforced_ends_one_sequence_by_name_before_its_first_toke
 
 
 def test_whatever_compiling_a_grammar_raises_ends_its_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Grammars, constraint: Constraint) -> Any:
+    def broken(self: GrammarCompiler, constraint: Constraint) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Grammars, "_compile", broken)
+    monkeypatch.setattr(GrammarCompiler, "compile", broken)
     engine = ember()
     heard = drain(engine, [asked("a", JSON), asked("free", None, max_tokens=5)])
     assert (heard["a"].finish_reason, heard["a"].error) == ("error", "no room")
@@ -191,7 +192,7 @@ def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
     """However wildly the model guesses: half of what it says between the tags follows nothing else."""
     answers = AnswerFormat.of(TOKENIZER, ChatTemplate.from_directory(HERE))
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
-    rules = AnswerRules((CallableTool("weather", schema),), may_be_text=True, is_lenient=True)
+    rules = AnswerRules((CallableTool("weather", schema, is_lenient=True),), may_be_text=True)
     constraint = Constraint("lark", answers.grammar(Thinking.CLOSED, rules), is_optional=True)
     begun = tuple(TOKENIZER.encode("<tool_call>"))
     engine = ember()

@@ -2,16 +2,19 @@
 
 import json
 import random
+import shutil
 import threading
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from engine.constraints import ConstraintError, Grammars, Matcher
+from engine.constraints import Grammars, Matcher
 from engine.embedded.ember.chat import HERE as DIRECTORY
+from engine.grammar_compiler import ConstraintError, GrammarCompiler
 from engine.protocol import Constraint
 from engine.tokenizer import Tokenizer
 
@@ -82,6 +85,7 @@ def test_whatever_is_chosen_is_a_document_of_the_schema(grammars: Grammars, sche
     [
         ("regex", "(yes|no)[!?]", {"yes!", "yes?", "no!", "no?"}),
         ("choice", '["red", "a \\"b\\"\\n", "re"]', {"red", 'a "b"\n', "re"}),
+        ("choice", '["a/b|(c)", "\\\\d", "\u00e9 -&~#", ".*"]', {"a/b|(c)", "\\d", "\u00e9 -&~#", ".*"}),
         ("lark", 'start: "x" y ~ 2\ny: "a" | "b"', {"xaa", "xab", "xba", "xbb"}),
     ],
 )
@@ -124,6 +128,12 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: st
     assert walk(begun(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
 
 
+def test_a_choice_may_be_among_thousands(grammars: Grammars) -> None:
+    texts = [f"w{i}" for i in range(4096)]
+    found = TOKENIZER.decode(walk(begun(grammars, "choice", json.dumps(texts)), random.Random(1)))
+    assert found in texts
+
+
 def test_a_matcher_goes_on_behind_what_was_delivered(grammars: Grammars) -> None:
     schema = json.dumps(SCHEMAS[1])
     tokens = walk(begun(grammars, "json_schema", schema), random.Random(3))
@@ -159,22 +169,55 @@ def test_masks_behind_drafts_are_those_of_tokens_taken_one_by_one_and_nothing_is
         assert drafted.mask() == masks[0]
 
 
-def test_grammars_that_take_long_leave_a_thread_to_others(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(grammars, "regex", "a")  # the tokenizer is read
-    may_end, compile_ = threading.Event(), Grammars._compile
+class SlowCompiler:
+    """Compiles grammars whose text is "slow..." when it is told to."""
 
-    def slow(self: Grammars, constraint: Constraint) -> Any:
-        if constraint.text == "slow":
-            assert may_end.wait(30)
-        return compile_(self, constraint)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_end = threading.Event()
+        self.compiled: list[str] = []
+        compile_ = GrammarCompiler.compile
 
-    monkeypatch.setattr(Grammars, "_compile", slow)
-    waiting = [grammars.compile(Constraint("regex", "slow")) for _ in range(3)]
-    assert begun(grammars, "regex", "quick").mask()
+        def slow(compiler: GrammarCompiler, constraint: Constraint) -> Any:
+            if constraint.text.startswith("slow"):
+                assert self.may_end.wait(60)
+            self.compiled.append(constraint.text)
+            return compile_(compiler, constraint)
+
+        monkeypatch.setattr(GrammarCompiler, "compile", slow)
+
+
+def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(grammars, "regex", "known")
+    compiler = SlowCompiler(monkeypatch)
+    waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), b"a") for i in range(4)]
+    for text in ("quick", "known"):
+        assert grammars.compile(Constraint("regex", text), (), b"b").result(timeout=60).mask()
+    own = grammars.compile(Constraint("regex", "own"), (), b"a")
+    assert grammars.compile(Constraint("regex", "known"), (), b"a").result(timeout=60).mask()
+    assert compiler.compiled == ["quick"]
+    assert waiting[1].cancel()
+    compiler.may_end.set()
+    assert own.result(timeout=60).mask()
+    assert compiler.compiled == ["quick", *(f"slow{i}" for i in range(4)), "own"]
+
+
+def test_what_is_compiled_waits_for_no_compile_at_all(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(grammars, "regex", "known")
+    compiler = SlowCompiler(monkeypatch)
+    waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), bytes([i])) for i in range(8)]
+    assert begun(grammars, "regex", "known").mask()
     assert not any(each.done() for each in waiting)
-    assert waiting[0].cancel()
-    may_end.set()
-    assert waiting[1].result(timeout=30).mask() == waiting[2].result(timeout=30).mask()
+    compiler.may_end.set()
+    assert all(each.result(timeout=60).mask() for each in waiting)
+
+
+def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
+    made = Grammars(tmp_path, TOKENIZER.vocab_size, [EOS])
+    with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
+        begun(made, "regex", "a")
+    shutil.copy(DIRECTORY / "tokenizer.json", tmp_path)
+    assert begun(made, "regex", "a").mask()
+    made.close()
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Any) -> None:

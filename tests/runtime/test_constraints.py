@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import Constraint
-from runtime.answer_form import closed
+from runtime.tool_schemas import closed
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import Site
@@ -111,23 +111,189 @@ async def test_calls_that_nobody_demands_follow_their_schemas_where_they_can(sit
         assert part in submit.constraint.text
 
 
-async def test_calls_that_must_be_made_follow_schemas_to_the_letter_where_a_tool_is_strict(site: Site) -> None:
-    for tools in (TOOLS[:1], TOOLS):
-        assert (await call(site.app, CHAT, {**HELLO, "tools": tools, "tool_choice": "required"})).status == 200
-    free, strict = (submit.constraint.text for submit in site.engine.submits if submit.constraint is not None)
+async def test_calls_follow_schemas_to_the_letter_where_their_tool_is_strict(site: Site) -> None:
+    assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "tool_choice": "required"})).status == 200
+    free, strict = rules_of(site, "arguments")
     assert '"lenient": true' in free
     assert '"lenient"' not in strict
 
 
+def rules_of(site: Site, name: str) -> list[str]:
+    """Return the last grammar's rules whose names begin so."""
+    constraint = site.engine.submits[-1].constraint
+    assert constraint is not None
+    return [line for line in constraint.text.splitlines() if line.startswith(name)]
+
+
+def tool(name: str, parameters: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def schema_of(properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **fields}
+
+
+EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # as zod 4 writes z.email()
+PATTERN = {"type": "string", "pattern": "^[a-z]+$"}
+BAD = schema_of({"email": EMAIL, "code": PATTERN})
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_pattern_that_cannot_be_enforced_is_left_out_alone_and_named(site: Site, choice: Any) -> None:
+    tools = [tool("f", SCHEMA), tool("invite", BAD)]
+    answer = await call(site.app, CHAT, {**HELLO, "tools": tools, "tool_choice": choice})
+    assert answer.status == 200, answer.body
+    first, *others = rules_of(site, "arguments")
+    assert '"a": {"type": "integer"}' in first
+    if isinstance(choice, str):
+        (second,) = others
+        assert '"email": {"type": "string"}' in second
+        assert "^[a-z]+$" in second
+        assert '"additionalProperties": false' in second
+        assert answer.headers["x-ignored-fields"] == "tools[1].pattern"
+    else:
+        assert not others
+
+
+async def test_what_a_stream_leaves_out_is_named_too(site: Site) -> None:
+    answer = await call(site.app, CHAT, {**HELLO, "tools": [tool("invite", BAD)], "stream": True})
+    assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "tools[0].pattern")
+
+
+async def test_a_tool_whose_schema_cannot_be_enforced_at_all_is_free_alone(site: Site) -> None:
+    tools = [tool("f", SCHEMA), tool("g", {"type": "colour"}), tool("h", {"const": "<tool_call>"})]
+    answer = await call(site.app, CHAT, {**HELLO, "tools": tools})
+    assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "tools[1].parameters, tools[2].parameters")
+    first, second, third = rules_of(site, "arguments")
+    assert '"additionalProperties": false' in first
+    for free in (second, third):
+        assert '{"type": "object", "x-guidance"' in free
+
+
+async def test_a_number_that_cannot_be_enforced_is_left_out_alone(site: Site) -> None:
+    schema = schema_of({"id": {"type": "integer", "maximum": 2**64 - 1}, "code": PATTERN})
+    answer = await call(site.app, CHAT, {**HELLO, "tools": [tool("f", schema)]})
+    assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "tools[0].number")
+    (rule,) = rules_of(site, "arguments")
+    assert '"id": {"type": "integer"}' in rule
+    assert "^[a-z]+$" in rule
+
+
 @pytest.mark.parametrize(
-    "tools",
+    ("schema", "parts"),
     [
-        {"tools": TOOLS, "tool_choice": "none"},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"const": "<tool_call>"}}}]},
-        {"tools": []},
+        (BAD, ["'invite'", "pattern", "look-around"]),
+        (schema_of({"id": {"const": 2**53 + 1}}), ["'invite'", "number", "const", str(2**53 + 1)]),
+        (schema_of({"id": {"not": {}}}), ["'invite'", '"not"']),
     ],
 )
-async def test_what_nobody_demands_and_nothing_could_enforce_is_no_grammar(site: Site, tools: dict[str, Any]) -> None:
+async def test_a_strict_tool_that_cannot_be_enforced_is_refused_with_its_name_and_the_keyword(
+    site: Site, schema: dict[str, Any], parts: list[str]
+) -> None:
+    tools = [tool("f", SCHEMA), tool("invite", schema, strict=True)]
+    answer = await call(site.app, CHAT, {**HELLO, "tools": tools})
+    error = answer.json["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_request", "tools[1]")
+    for part in parts:
+        assert part in error["message"]
+
+
+async def test_beside_a_strict_tool_the_others_are_held_to_their_schemas(site: Site) -> None:
+    tools = [tool("f", SCHEMA), tool("g", SCHEMA, strict=True)]
+    assert (await call(site.app, CHAT, {**HELLO, "tools": tools})).status == 200
+    assert all('"a": {"type": "integer"}' in rule for rule in rules_of(site, "arguments"))
+
+
+async def test_a_tool_without_parameters_has_none_and_a_forced_call_no_keys_that_its_tool_lacks(site: Site) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "f"}},
+        tool("g", SCHEMA),
+        tool("h", {}),
+        tool("i", SCHEMA, strict=True),
+    ]
+    for choice in ("auto", "required"):
+        assert (await call(site.app, CHAT, {**HELLO, "tools": tools, "tool_choice": choice})).status == 200
+        empty, closed_too, free, strict = rules_of(site, "arguments")
+        assert '"properties": {}, "additionalProperties": false' in empty
+        assert '"additionalProperties": false' in closed_too
+        assert '"additionalProperties": false' in strict
+        assert "additionalProperties" not in free
+
+
+@pytest.mark.parametrize(
+    ("schema", "parts"),
+    [
+        ({"enum": [-9223372036854775807]}, ["enum", "-9223372036854775807"]),
+        ({"const": 1234567890123456789}, ["const", "1234567890123456789"]),
+        ({"type": "integer", "const": -1e300}, ["SIGSEGV"]),
+        ({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}, "$ref": "#/$defs/d0"}, ["SIGSEGV"]),
+    ],
+)
+async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_reaches_none(
+    site: Site, schema: dict[str, Any], parts: list[str]
+) -> None:
+    for path, asked in ((CHAT, HELLO), (COMPLETIONS, {"model": "tiny", "prompt": "Hi"})):
+        answer = await call(site.app, path, {**asked, "guided_json": schema})
+        while answer.status == 503:  # on a machine that is too busy to find out in ten seconds
+            answer = await call(site.app, path, {**asked, "guided_json": schema})
+        assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
+        assert all(part in answer.json["error"]["message"] for part in parts), answer.body
+    assert not site.engine.submits
+    assert (await call(site.app, CHAT, {**HELLO, "guided_json": SCHEMA})).status == 200
+
+
+def in_every_dialect(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return requests whose answer follows the schema, or calls a strict tool whose one argument does."""
+    form = {"type": "json_schema", "schema": schema}
+    strict = schema_of({"p": schema})
+    response = {"model": "tiny", "input": "Hi", "store": False}
+    message = {**HELLO, "max_tokens": 9}
+    return [
+        (CHAT, {**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        (CHAT, {**HELLO, "tools": [tool("f", strict, strict=True)]}),
+        (COMPLETIONS, {"model": "tiny", "prompt": "Hi", "guided_json": schema}),
+        (RUN, {"prompt": "Hi", "response_format": {"type": "json_schema", "json_schema": schema}}),
+        ("/v1/responses", {**response, "text": {"format": {**form, "name": "n"}}}),
+        (
+            "/v1/responses",
+            {**response, "tools": [{"type": "function", "name": "f", "parameters": strict, "strict": True}]},
+        ),
+        ("/v1/messages", {**message, "output_format": form}),
+        ("/v1/messages", {**message, "tools": [{"name": "f", "input_schema": strict, "strict": True}]}),
+    ]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    "schema", [{"enum": [1234567890123456789]}, {"const": -(2**63)}, {"minimum": 2**53 + 1, "type": "integer"}]
+)
+async def test_a_number_that_the_engine_cannot_hold_is_refused_in_every_dialect(
+    site: Site, schema: dict[str, Any], is_stream: bool
+) -> None:
+    (number,) = [
+        each
+        for value in schema.values()
+        for each in (value if isinstance(value, list) else [value])
+        if isinstance(each, int)
+    ]
+    for path, asked in in_every_dialect(schema):
+        answer = await call(site.app, path, {**asked, "stream": is_stream})
+        assert answer.status == 400, (path, asked)
+        assert str(number) in answer.body.decode(), (path, asked)
+    assert not site.engine.submits
+    for path, asked in in_every_dialect({"enum": [123456789012345]}):
+        assert (await call(site.app, path, asked)).status == 200, (path, asked)
+
+
+async def test_of_a_document_and_tools_the_one_that_cannot_be_enforced_is_named(site: Site) -> None:
+    asked = {**HELLO, "tools": [tool("invite", BAD)], "guided_json": {"type": "colour"}}
+    answer = await call(site.app, CHAT, asked)
+    assert answer.status == 400
+    assert "the JSON schema cannot be enforced" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("tools", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
+async def test_without_tools_that_may_be_called_there_is_no_grammar(site: Site, tools: dict[str, Any]) -> None:
     assert (await call(site.app, CHAT, {**HELLO, **tools})).status == 200
     assert [submit.constraint for submit in site.engine.submits] == [None]
 
@@ -168,4 +334,4 @@ async def test_beside_tools_an_answer_may_have_any_constraint(site: Site) -> Non
     documents = [
         submit.constraint.text.partition("document: ")[2] for submit in site.engine.submits if submit.constraint
     ]
-    assert documents == [r"/a\/b\n/", '"a" | "b"', '%lark {\nstart: "a"\n}']
+    assert documents == [r"/a\/b\n/", "/(?:a|b)/", '%lark {\nstart: "a"\n}']

@@ -1,0 +1,50 @@
+"""A few threads that tenants share: each has one at most, and waits behind its own work and one piece of each other tenant's.
+
+Knows whose turn it is; refuses to know what is done in one.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Work = tuple["Future[Any]", Callable[[], Any]]
+
+
+class TenantThreads:
+    def __init__(self, size: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(size, name)
+        self._waiting: dict[bytes, deque[_Work]] = {}  # behind what each tenant has in a thread, or in line for one
+        self._lock = threading.Lock()
+
+    def submit(self, tenant: bytes, work: Callable[[], T]) -> "Future[T]":
+        future: Future[T] = Future()
+        with self._lock:
+            if (waiting := self._waiting.get(tenant)) is not None:
+                waiting.append((future, work))
+                return future
+            self._waiting[tenant] = deque()
+        self._threads.submit(self._run, tenant, (future, work))
+        return future
+
+    def close(self) -> None:
+        """Drop the work that has not begun; wait for none."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, tenant: bytes, work: _Work) -> None:
+        future, function = work
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function())
+            except BaseException as error:  # the future's reader hears of it
+                future.set_exception(error)
+        with self._lock:
+            if not (waiting := self._waiting[tenant]):
+                del self._waiting[tenant]
+                return
+            following = waiting.popleft()
+        with suppress(RuntimeError):  # closed meanwhile
+            self._threads.submit(self._run, tenant, following)
