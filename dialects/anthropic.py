@@ -27,6 +27,7 @@ from dialects.bodies import (
     ToolBody,
     ToolChoice,
     not_deep,
+    object_or_text,
     objects,
 )
 from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
@@ -41,6 +42,8 @@ from wire.sse import encode_event
 VERSION_HEADER = "anthropic-version"  # who sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+# Of the line that Claude Code puts before its instructions: it differs from request to request, and is no part of what the model is to read.
+_BILLING = "x-anthropic-billing-header:"
 _LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
 
 # Of an answer in one piece.
@@ -60,10 +63,22 @@ MESSAGE_SCHEMA: dict[str, Any] = {
 _encoder = msgspec.json.Encoder()
 
 
-class MessageTurnBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"content": objects(MAX_ITEMS)}
+def _read_content(value: Any) -> Any:
+    """Read a text or blocks. A call's input that is nested too deep becomes text: an answer may have had such a call."""
+    if not isinstance(value, list):
+        return value
+    return objects(MAX_ITEMS)([
+        {**block, "input": object_or_text(block["input"])}
+        if isinstance(block, dict) and block.get("type") == "tool_use" and isinstance(block.get("input"), dict)
+        else block
+        for block in value
+    ])  # fmt: skip
 
-    role: Literal["user", "assistant"]
+
+class MessageTurnBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"content": _read_content}
+
+    role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
@@ -144,11 +159,15 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
 
 
 def _messages(body: MessagesBody) -> Iterator[MessageBody]:
-    if body.system:
-        yield MessageBody(role="system", content=_text(body.system, "system"))
+    if system := _without_billing(body.system):
+        yield MessageBody(role="system", content=_text(system, "system"))
     for position, message in enumerate(body.messages):
         where = f"messages[{position}].content"
-        if isinstance(message.content, str):
+        if message.role == "system":
+            if position == 0:
+                raise refused('must be "user" or "assistant": instructions before it are `system`', "messages[0].role")
+            yield MessageBody(role="system", content=_text(message.content, where))
+        elif isinstance(message.content, str):
             yield MessageBody(role=message.role, content=message.content)
         elif message.role == "assistant":
             yield _assistant(message.content, where)
@@ -184,7 +203,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
         at = f"{where}[{i}]"
         match block.get("type"):
             case "tool_use":
-                if not isinstance(given := block.get("input"), dict):
+                if not isinstance(given := block.get("input"), dict | str):
                     raise refused("must be an object", f"{at}.input")
                 function = CallFunctionBody(name=string_in(block, "name", at), arguments=given)
                 calls.append(CallBody(id=string_in(block, "id", at), function=function))
@@ -312,11 +331,21 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart. Clients move
     `cache_control` on from turn to turn, so it is no part of them."""
-    if system := fields.get("system"):
+    if system := _without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")
     for message in messages if isinstance(messages, list) else ():
         yield canonical([message.get("role"), without_pixels(_without_labels(message.get("content")))]), True
+
+
+def _without_billing(system: Any) -> Any:
+    """Return instructions without the billing line, which is the first block, or the first line of a text."""
+    if isinstance(system, list) and system and isinstance(system[0], dict):
+        is_billing = str(system[0].get("text")).startswith(_BILLING)
+        return system[1:] if is_billing else system
+    if isinstance(system, str) and system.startswith(_BILLING):
+        return system.partition("\n")[2].lstrip("\n")
+    return system
 
 
 def _without_labels(content: Any) -> Any:

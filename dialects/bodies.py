@@ -4,6 +4,7 @@ Shapes only: turning one into a `Valid...` value is validation's business, sayin
 types: "0.5" is not a number and true is not 1.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -239,8 +240,26 @@ class ToolBody(Body, frozen=True, kw_only=True):
     function: FunctionBody
 
 
+def _read_arguments(value: Any) -> Any:
+    """Keep an object, and write what else a broken call may have for one as text: it is taken back as it was handed out."""
+    return value if isinstance(value, str) else object_or_text(value)
+
+
+def object_or_text(value: Any) -> Any:
+    """Return an object, or the JSON text of anything else and of what is nested too deep to be read. Raises ValidationError."""
+    try:
+        if isinstance(value, dict):
+            return not_deep(value)
+    except ValidationError:
+        pass
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return not_deep(value)
+
+
 class CallFunctionBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"arguments": not_deep}
+    READERS: ClassVar = {"arguments": _read_arguments}
 
     name: str
     arguments: str | dict[str, Any]
@@ -256,10 +275,9 @@ class CallBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        call = only(values, cls)
-        if isinstance(function := call.get("function"), dict):
-            call["function"] = only(function, CallFunctionBody)
-        return call
+        function = values if "name" in values else values.get("function")  # Workers AI has it without wrapping
+        function = only(function, CallFunctionBody) if isinstance(function, dict) else function
+        return {**only(values, cls), "function": function}
 
 
 class MessageBody(Body, frozen=True, kw_only=True):

@@ -250,7 +250,7 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
 
 
 def _call(item: dict[str, Any], where: str) -> CallBody:
-    arguments = read_arguments(string_in(item, "arguments", where), f"{where}.arguments")
+    arguments = read_arguments(string_in(item, "arguments", where))
     function = CallFunctionBody(name=string_in(item, "name", where), arguments=arguments)
     return CallBody(id=string_in(item, "call_id", where), function=function)
 

@@ -5,16 +5,16 @@ other one in a thread, and after RENDER_S that is told to end and the conversati
 """
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from contextlib import suppress
 
 from dialects.requests import Conversation
 from engine.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError, Messages
 from engine.tokenizer import Tokenizer, unmarked
+from runtime.message_forms import other_forms
 
 RENDER_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
 QUICK_S = 0.02  # of CPU time for one conversation: a slower template is kept off the loop
@@ -49,14 +49,13 @@ class Rendering:
     def _text(self, conversation: Conversation) -> str:
         try:
             return self._rendered(conversation, conversation.messages)
+        except BrokenTemplateError:
+            raise
         except ChatTemplateError as error:
-            with_text = _with_arguments_as_text(conversation.messages)
-            if with_text is None or isinstance(error, BrokenTemplateError):
-                raise
-            try:
-                return self._rendered(conversation, with_text)  # as those of DeepSeek want them
-            except ChatTemplateError:
-                raise error from None
+            for messages in other_forms(conversation.messages):
+                with suppress(ChatTemplateError):
+                    return self._rendered(conversation, messages)
+            raise error from None
 
     def _rendered(self, conversation: Conversation, messages: Messages) -> str:
         told = (messages, conversation.tools, conversation.variables)
@@ -86,23 +85,6 @@ class Rendering:
         finally:
             if not rendered.done():
                 _end(thread)
-
-
-def _with_arguments_as_text(messages: Messages) -> Messages | None:
-    """Return messages whose calls have their arguments as JSON text; None: they have no calls."""
-    if not any("tool_calls" in message for message in messages):
-        return None
-    return tuple(
-        {**message, "tool_calls": [_as_text(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    )
-
-
-def _as_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _left_open(text: str, content: str) -> str:

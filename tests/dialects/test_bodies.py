@@ -103,6 +103,11 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "assistant", "content": null, "refusal": "I cannot"}]}',
         '{"messages": [{"role": "assistant", "content": "a", "foreign": 1, "parsed": null}]}',
         '{"messages": [{"role": "assistant", "content": "", "tool_calls": null}]}',
+        '{"messages": [{"role": "assistant"}]}',
+        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}',
+        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}',
+        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "' + "[" * 5000 + '"}}]}]}',
+        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}, "index": 0}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]}',
@@ -165,7 +170,7 @@ CHATS: list[tuple[str, list[str]]] = [
     ]),
     ("400 invalid_request messages[0].content", [
         '{"messages": [{"role": "user"}]}', '{"messages": [{"role": "system"}]}',
-        '{"messages": [{"role": "assistant"}]}', '{"messages": [{"role": "tool"}]}',
+        '{"messages": [{"role": "tool"}]}',
         '{"messages": [{"role": "user", "content": 3}]}', '{"messages": [{"role": "user", "content": true}]}',
         '{"messages": [{"role": "user", "content": null}]}', '{"messages": [{"role": "user", "content": {}}]}',
         '{"messages": [{"role": "user", "content": [3]}]}', '{"messages": [{"role": "user", "content": ["Hi"]}]}',
@@ -222,13 +227,9 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [3]}, {"role": "wizard", "content": "a"}]}',
     ]),
     ("400 invalid_request messages[0].tool_calls[0].function.arguments", [
-        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}',
-        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}',
-        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "' + "[" * 5000 + '"}}]}]}',
     ]),
     ("400 invalid_request messages[0].tool_calls[0].function.arguments", [
-        '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": null}}]}]}',
     ]),
     ("400 invalid_request messages[0].tool_calls[0].function.name", [
@@ -710,7 +711,7 @@ RESPONSES: list[tuple[str, list[str]]] = [
     ("400 unsupported_parameter input[0].content[0]", ['{"input": [{"role": "user", "content": [{"type": "input_file"}]}]}']),
     ("400 unsupported_parameter input[0].type", ['{"input": [{"type": "computer_call"}]}']),
     ("400 invalid_request input[0].arguments", [
-        '{"input": [{"type": "function_call"}]}', '{"input": [{"type": "function_call", "arguments": "[]"}]}',
+        '{"input": [{"type": "function_call"}]}',
     ]),
     ("400 invalid_request input[0].call_id", ['{"input": [{"type": "function_call_output", "output": ""}]}']),
     ("400 invalid_request model", ['{"model": 1}', '{"model": null}']),

@@ -66,7 +66,7 @@ BODIES: dict[str, type[Body]] = {
             'messages[0].content: must be a string or a list of parts such as {"type": "text", "text": "..."}',
         ),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": []}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": None}}]}]},
             "messages[0].tool_calls[0].function.arguments: must be a string or an object",
         ),
         ({"messages": [{"content": "a"}]}, "messages[0].role is required"),

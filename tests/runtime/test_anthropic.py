@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dialects.anthropic import prompt_pieces
 from engine.protocol import Constraint
 from tests.asgi import call
 from tests.fakes import CHATML, ids, says
@@ -107,6 +108,35 @@ async def test_a_conversation_reaches_the_template_as_a_chats_does(site: Site) -
     await call(site.app, "/v1/chat/completions", {"model": "tiny", "messages": chat, "tools": tools})
     mine, theirs = site.engine.submits
     assert mine.prompt_token_ids == theirs.prompt_token_ids
+
+
+async def test_a_system_message_amid_messages_reaches_the_template_as_a_chats_does(site: Site) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": [{"type": "text", "text": "Agents:"}, {"type": "text", "text": "none."}]},
+    ]
+    assert (await call(site.app, PATH, {**HELLO, "messages": messages})).status == 200
+    counted = (await call(site.app, f"{PATH}/count_tokens", {**HELLO, "messages": messages})).json
+    chat = [*messages[:1], {"role": "system", "content": "Agents:\nnone."}]
+    await call(site.app, "/v1/chat/completions", {"model": "tiny", "messages": chat})
+    mine, theirs = site.engine.submits
+    assert mine.prompt_token_ids == theirs.prompt_token_ids
+    assert counted == {"input_tokens": len(theirs.prompt_token_ids)}
+
+
+@pytest.mark.parametrize("form", ["blocks", "text"])
+async def test_a_billing_line_before_the_instructions_changes_neither_prompt_nor_pieces(site: Site, form: str) -> None:
+    def system(cch: str | None) -> Any:
+        lines = [*([f"x-anthropic-billing-header: cc_version=2.1; cch={cch};"] if cch else ()), "Be brief."]
+        return [{"type": "text", "text": line} for line in lines] if form == "blocks" else "\n".join(lines)
+
+    pieces = set()
+    for cch in (None, "11111", "22222"):
+        body = {**HELLO, "system": system(cch)}
+        assert (await call(site.app, PATH, body)).status == 200
+        pieces.add(tuple(prompt_pieces(body)))
+    assert len({submit.prompt_token_ids for submit in site.engine.submits}) == 1
+    assert len(pieces) == 1
 
 
 async def test_an_assistants_last_message_is_gone_on_with(site: Site) -> None:
