@@ -139,9 +139,10 @@ def _allowed_tools(value: Any) -> Any:
 
 
 def _function_name(value: Any) -> str | None:
-    if not isinstance(value, dict) or value.get("type", "function") != "function":
+    kind = value.get("type", "function") if isinstance(value, dict) else None
+    if kind not in ("function", "custom"):
         return None
-    function = value.get("function")
+    function = value.get(kind)
     name = (function if isinstance(function, dict) else value).get("name")
     return name if isinstance(name, str) and name else None
 

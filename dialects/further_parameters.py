@@ -23,9 +23,6 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "image": UnsupportedParameter((), "images are not supported"),
     "functions": UnsupportedParameter(([],), "use tools"),
     "function_call": UnsupportedParameter(("none",), "use tools and tool_choice"),
-    "verbosity": UnsupportedParameter(
-        ("medium",), "ask for a shorter or longer answer in the messages, or set max_tokens"
-    ),
     "skip_special_tokens": UnsupportedParameter((True,), "special tokens are never part of an answer's text"),
     "web_search_options": UnsupportedParameter((), "web search is not supported"),
     "lora": UnsupportedParameter(("",), "ask for an adapter as part of the model's name: BASE:ADAPTER"),

@@ -51,6 +51,7 @@ class ChatBody(StreamingBody, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -100,6 +101,8 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
         thinks = body.reasoning_effort != "none"  # as the templates of Qwen and GLM ask, and those of DeepSeek and Kimi
         told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
         variables = {**told, **variables}
+    if body.verbosity is not None:
+        variables = {"verbosity": body.verbosity, **variables}
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt cannot both be true"

@@ -143,7 +143,7 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "default": null}, "description": null}}]}',
         '{"tool_choice": "auto"}', '{"tool_choice": "none"}', '{"parallel_tool_calls": false}', '{"echo": false}',
         '{"best_of": 1}', '{"best_of": 1.0}', '{"response_format": {"type": "text"}}', '{"audio": null}',
-        '{"modalities": ["text"]}', '{"functions": []}', '{"function_call": "none"}', '{"verbosity": "medium"}',
+        '{"modalities": ["text"]}', '{"functions": []}', '{"function_call": "none"}', '{"verbosity": "low"}',
         '{"suffix": ""}',
         '{"user": 3, "metadata": [], "store": "x", "service_tier": {}, "prompt_cache_key": 1, "prompt_cache_retention": 1, "safety_identifier": 1}',
     ]),
@@ -408,7 +408,7 @@ CHATS: list[tuple[str, list[str]]] = [
             for allowed in (
                 "7", "null", "{}", '{"mode": "auto", "tools": []}', '{"mode": "auto", "tools": 7}', '{"mode": "none", "tools": [{"name": "f"}]}',
                 '{"tools": [{"name": "f"}]}', '{"mode": "auto", "tools": [{"name": "f"}, {"name": "g"}]}', '{"mode": "auto", "tools": [7]}',
-                '{"mode": "auto", "tools": [{"type": "custom", "name": "f"}]}', '{"mode": [], "tools": [{"name": "f"}]}',
+                '{"mode": [], "tools": [{"name": "f"}]}',
             )
         ),
         '{"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "f"}]}}}',
@@ -709,7 +709,7 @@ RESPONSES: list[tuple[str, list[str]]] = [
     ("400 invalid_request input[0].role", ['{"input": [{"content": "Hi"}]}']),
     ("400 invalid_request input[0].content", ['{"input": [{"role": "user"}]}', '{"input": [{"role": "user", "content": [1]}]}']),
     ("400 unsupported_parameter input[0].content[0]", ['{"input": [{"role": "user", "content": [{"type": "input_file"}]}]}']),
-    ("400 unsupported_parameter input[0].type", ['{"input": [{"type": "computer_call"}]}']),
+    ("400 unsupported_parameter input[0].type", ['{"input": [{"type": "song"}]}']),
     ("400 invalid_request input[0].arguments", [
         '{"input": [{"type": "function_call"}]}',
     ]),
@@ -717,11 +717,10 @@ RESPONSES: list[tuple[str, list[str]]] = [
     ("400 invalid_request model", ['{"model": 1}', '{"model": null}']),
     ("404 model_not_found model", ['{"model": "other"}']),
     ("400 invalid_request reasoning.effort", ['{"reasoning": {"effort": "some"}}']),
-    ("400 invalid_request text.verbosity", ['{"text": {"verbosity": "low"}}']),
+    ("400 invalid_request text.verbosity", ['{"text": {"verbosity": "loud"}}']),
     ("400 invalid_request text.format", ['{"text": {"format": {"type": "xml"}}}', '{"text": {"format": 1}}']),
     ("400 invalid_request text.format.schema", ['{"text": {"format": {"type": "json_schema", "name": "n"}}}']),
     ("400 invalid_request tools[0].name", ['{"tools": [{"type": "function"}]}']),
-    ("400 unsupported_parameter tools[0].type", ['{"tools": [{"type": "mcp"}]}']),
     ("400 invalid_request tool_choice", [
         '{"tool_choice": "some"}', '{"tool_choice": {"type": "file_search"}}', '{"tool_choice": {"type": "function"}}',
         '{"tool_choice": {"type": "allowed_tools"}}', '{"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}',

@@ -47,7 +47,7 @@ BOOKKEEPING: dict[str, Any] = {
 # The value that asks for nothing, where there is one, and one that is refused.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "audio": (None, {"voice": "x"}), "modalities": (["text"], ["text", "audio"]), "functions": ([], [{"name": "f"}]),
-    "function_call": ("none", "auto"), "verbosity": ("medium", "low"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),
+    "function_call": ("none", "auto"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),
     "best_of": (1, 2), "suffix": ("", "x"), "use_beam_search": (False, True), "bad_words": ([], ["x"]), "allowed_token_ids": ([], [1]),
     "include_stop_str_in_output": (False, True), "truncate_prompt_tokens": (-1, 5), "documents": ([], [{"text": "x"}]),
     "chat_template": ("", "{{ x }}"), "prompt_embeds": (None, "x"), "return_tokens_as_token_ids": (False, True),
