@@ -25,7 +25,7 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import Key, bearer_token, bearer_token_or_none, owner_of
+from wire.credentials import Key, bearer_token, owner_of
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
@@ -114,13 +114,12 @@ class Head:
 
     @property
     def key(self) -> str:
-        """The client's key; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
-        read = bearer_token_or_none if self.is_for_function else bearer_token
-        return read(self.header("authorization"))
+        """The client's key; empty where it has none."""
+        return bearer_token(self.header("authorization"))
 
     @property
     def owner(self) -> str:
-        """The account that is known, or else the key. Raises ApiError as `key` does."""
+        """The account that is known, or else the key."""
         return self.key if self.holder is None else owner_of(None, self.holder.account.name)
 
     @property
