@@ -36,10 +36,10 @@ from dialects.parsing import Resolve, conversation_of, known_model, parse_body, 
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, FinishReason, Usage
-from wire.errors import ApiError
+from wire.errors import ANTHROPIC_VERSION, ApiError
 from wire.sse import encode_event
 
-VERSION_HEADER = "anthropic-version"  # who sends it speaks this dialect, at paths that several share
+VERSION_HEADER = ANTHROPIC_VERSION.decode()  # whoever sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # Of the line that Claude Code puts before its instructions: it differs from request to request, and is no part of what the model is to read.

@@ -85,6 +85,7 @@ def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dia
     [
         ("/v1/chat/completions", Dialect.OPENAI),
         ("/v1/messages", Dialect.ANTHROPIC),
+        ("/v1/messages/batches", Dialect.ANTHROPIC),
         ("/v1/responses", Dialect.OPENAI_RESPONSES),
         ("/client/v4/accounts/a/ai/run/m", Dialect.WORKERS_AI),
         ("/client/v4/accounts/a/ai/v1/chat/completions", Dialect.OPENAI),
@@ -93,3 +94,11 @@ def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dia
 )
 def test_every_path_has_a_dialect(path: str, dialect: Dialect) -> None:
     assert dialect_of(path) is dialect
+    named = dialect_of(path, [(b"anthropic-version", b"2023-06-01")])
+    assert named is dialect, "its own path says more than a header"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/files", "/v1/none", "/"])
+def test_paths_of_several_dialects_are_anthropics_for_clients_that_name_its_version(path: str) -> None:
+    assert dialect_of(path) is Dialect.OPENAI
+    assert dialect_of(path, [(b"host", b"a"), (b"anthropic-version", b"2023-06-01")]) is Dialect.ANTHROPIC
