@@ -101,7 +101,7 @@ class Head:
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.holder: Key | None = None  # the known key that it has, once it is admitted
-        self.dialect = dialect_of(path)
+        self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
         self._first = dict(reversed(headers))
 

@@ -35,13 +35,6 @@ _PATH = re.compile(
 _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)$")
 
 
-def is_for_batches(path: str, query: bytes) -> bool:
-    """Tell whether a request is for batches, and not for a site."""
-    if b"queueRequest" in query and _RUN.match(path) is not None:
-        return parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"
-    return _PATH.match(path) is not None
-
-
 class BatchRoutes:
     def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
         """`queue`: None where the router has no directory to keep one in."""
@@ -105,7 +98,7 @@ class _Asked:
     def __init__(self, queue: BatchQueue, client: Downstream, body: bytes) -> None:
         head = client.head
         found = _PATH.match(head.path) or _RUN.match(head.path)
-        assert found is not None, "is_for_batches has looked"
+        assert found is not None, "services.py has looked"
         self._found = found.groupdict()
         self._queue = queue
         self._head = head
