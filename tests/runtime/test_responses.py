@@ -188,13 +188,54 @@ async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site
     assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
 
 
+async def test_items_are_listed_in_the_references_shape(site: Site) -> None:
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"type": "message", "id": "msg_1", "role": "user", "content": [{"type": "input_text", "text": "So?"}]},
+    ]
+    made = (await call(site.app, PATH, {**HELLO, "input": said})).json
+    items = (await call(site.app, f"{PATH}/{made['id']}/input_items?order=asc")).json["data"]
+    assert [item["type"] for item in items] == ["message"] * 3
+    assert all(item["id"] for item in items)
+    assert [item["content"] for item in items] == [
+        [{"type": "input_text", "text": "Hi"}],
+        [{"type": "output_text", "text": "Ho", "annotations": []}],
+        [{"type": "input_text", "text": "So?"}],
+    ]
+
+
+async def test_the_tokens_of_a_prompt_are_counted_with_the_conversation_that_is_kept(site: Site) -> None:
+    counted = (
+        await call(site.app, f"{PATH}/input_tokens", {**HELLO, "tools": [TOOL], "instructions": "Be brief."})
+    ).json
+    made = (await call(site.app, PATH, {**HELLO, "tools": [TOOL], "instructions": "Be brief."})).json
+    assert counted == {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
+    again = {"model": "tiny", "previous_response_id": made["id"]}
+    counted = (await call(site.app, f"{PATH}/input_tokens", {**again, "input": "So?"})).json
+    assert (
+        counted["input_tokens"] == (await call(site.app, PATH, {**again, "input": "So?"})).json["usage"]["input_tokens"]
+    )
+    assert (await call(site.app, f"{PATH}/input_tokens", again)).json["input_tokens"] < counted["input_tokens"]
+    for body, param in (
+        ({"model": "tiny"}, "input"),
+        ({"model": "nope", "input": "Hi"}, "model"),
+        ({"input": "Hi"}, "model"),
+    ):
+        refused = await call(site.app, f"{PATH}/input_tokens", body)
+        assert (refused.status, refused.json["error"]["param"]) == (404 if body.get("model") == "nope" else 400, param)
+    assert len(site.engine.submits) == 2
+    compacted = await call(site.app, f"{PATH}/compact", HELLO)
+    assert (compacted.status, compacted.json["error"]["code"]) == (501, "not_implemented")
+
+
 async def test_a_response_is_read_listed_and_deleted_by_its_tenant_alone(site: Site) -> None:
     mine = {"authorization": "Bearer mine"}
     body = (await call(site.app, PATH, HELLO, **mine)).json
     one = f"{PATH}/{body['id']}"
     assert (await call(site.app, one, **mine)).json == body
     items = (await call(site.app, f"{one}/input_items", **mine)).json
-    assert [item["content"] for item in items["data"]] == ["Hi"]
+    assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "Hi"}]]
     assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
     for headers in ({}, {"authorization": "Bearer another"}):
         other = await call(site.app, one, **headers)
