@@ -29,6 +29,7 @@ from dialects.bodies import (
     not_deep,
     object_or_text,
     objects,
+    read_top_p,
 )
 from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
 from dialects.invalid_values import ValidationError
@@ -94,7 +95,7 @@ class MessagesToolBody(Body, frozen=True, kw_only=True):
 
 
 class MessagesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS)}
+    READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"messages": MessageTurnBody, "tools": MessagesToolBody}
 
     model: str
@@ -105,7 +106,7 @@ class MessagesBody(Body, frozen=True, kw_only=True):
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     thinking: dict[str, Any] | None = None
     tools: list[MessagesToolBody] | None = None
     tool_choice: dict[str, Any] | None = None

@@ -26,6 +26,7 @@ from dialects.parsing import (
     known_model,
     num_prompt_logprobs,
     parse_body,
+    prompt_options,
     sampling_of,
 )
 from dialects.requests import ValidGeneration
@@ -87,6 +88,7 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
         num_prompt_logprobs=num_prompt_logprobs(body),
         include_usage=include_usage(body),
         constraint=constraint_in(body),
+        **prompt_options(body),
         usage_in_every_chunk=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         return_token_ids=bool(body.return_token_ids),
     )

@@ -20,6 +20,7 @@ from dialects.bodies import (
     MessageBody,
     at_most,
     objects,
+    read_top_p,
 )
 from dialects.custom_tools import InputReader, arguments_of, input_of
 from dialects.images import Content, ImagePart, image_at, joined
@@ -69,7 +70,7 @@ class ReasoningBody(Body, frozen=True, kw_only=True):
 
 
 class ResponsesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS)}
+    READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
     model: str | None = None  # where the path does not name it
@@ -77,7 +78,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     tools: list[ResponsesToolBody] | None = None

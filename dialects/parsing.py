@@ -130,10 +130,21 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple((body.logit_bias or {}).items()),
         stop=tuple(body.stop or ()),
+        shows_stop=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
     )
+
+
+def prompt_options(body: SamplingBody) -> dict[str, Any]:
+    """Return what a body says of its prompt, as a ValidGeneration's fields. Raises ApiError."""
+    most = body.truncate_prompt_tokens
+    if most == 0:
+        raise ApiError(
+            "invalid_request", "truncate_prompt_tokens: must be at least 1, or -1", param="truncate_prompt_tokens"
+        )
+    return {"cache_salt": body.cache_salt or "", "most_prompt_tokens": most}
 
 
 def conversation_of(

@@ -25,7 +25,7 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import Key, bearer_token, owner_of
+from wire.credentials import Key, bearer_token, owner_of, salted
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
@@ -256,7 +256,8 @@ class RequestParser(NamedTuple):
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None
-        conversation = _conversation(tenant_salt(head.owner, account, secret), head, fields, model or "")
+        salt = salted(tenant_salt(head.owner, account, secret), fields.get("cache_salt"))
+        conversation = _conversation(salt, head, fields, model or "")
         name = AnswerName.fresh() if secret and model is not None else None
         wants_stream = fields.get("stream") is True
         most = _most_tokens(fields)

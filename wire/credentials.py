@@ -61,6 +61,13 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
     return Tenant(id, digest[8:24], tenant_of(owner, None).id if account_id else id)
 
 
+def salted(salt: bytes, cache_salt: object) -> bytes:
+    """Return the salt of what a request shares: with all of its tenant's, or with those alone that name the same `cache_salt`."""
+    if not isinstance(cache_salt, str) or not cache_salt:
+        return salt
+    return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
+
+
 ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24], "anonymous")
 
 

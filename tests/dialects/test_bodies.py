@@ -117,7 +117,8 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"temperature": 5}', '{"temperature": 0}', '{"temperature": -0.0}', '{"temperature": null}', '{"top_p": 1}',
         '{"top_p": 1e-9}', '{"min_p": 0}', '{"top_k": -1}', '{"top_k": 18446744073709551615}',
         '{"max_tokens": 9223372036854775808}', '{"max_completion_tokens": 3, "max_tokens": 5}', '{"stream": true}',
-        '{"stop": "x"}', '{"stop": []}', '{"stop": ["a", "b", "c", "d"]}', '{"stop_token_ids": []}',
+        '{"stop": "x"}', '{"stop": []}', '{"stop": ""}', '{"stop": ["a", ""]}', '{"top_p": 0}',
+        '{"top_p": 0.0}', '{"stop": ["a", "b", "c", "d"]}', '{"stop_token_ids": []}',
         '{"stop_token_ids": [0, 5]}', '{"stop_token_ids": [' + ONES + ']}',
         '{"stop_token_ids": [18446744073709551615]}', '{"seed": 0}', '{"seed": -1}', '{"seed": -9223372036854775808}',
         '{"seed": 9223372036854775807}', '{"presence_penalty": 2}', '{"repetition_penalty": 0}',
@@ -270,7 +271,7 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"temperature": 1e999}', '{"temperature": NaN}', '{"temperature": Infinity}',
     ]),
     ("400 invalid_request top_p", [
-        '{"top_p": 0}', '{"top_p": 1.1}', '{"top_p": 0.0}',
+        '{"top_p": -0.1}', '{"top_p": 1.1}', '{"top_p": "0"}',
     ]),
     ("400 invalid_request min_p", [
         '{"min_p": 1.5}',
@@ -290,7 +291,7 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"stream": "yes"}', '{"stream": 1}',
     ]),
     ("400 invalid_request stop", [
-        '{"stop": ""}', '{"stop": ["a", ""]}', '{"stop": ["a", 3]}',
+        '{"stop": ["a", 3]}',
         '{"stop": {}}', '{"stop": 3}', '{"stop": false}',
     ]),
     ("400 invalid_request stop_token_ids[0]", [
@@ -677,7 +678,7 @@ MESSAGES: list[tuple[str, list[str]]] = [
     ("400 unsupported_parameter messages[0].content[0]", ['{"messages": [{"role": "user", "content": [{"type": "document"}]}]}']),
     ("400 invalid_request messages[0].content[0].input", ['{"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}']),
     ("400 invalid_request system", ['{"system": 1}', '{"system": [1]}']),
-    ("400 invalid_request top_p", ['{"top_p": 0}']),
+    ("400 invalid_request top_p", ['{"top_p": -1}']),
     ("400 invalid_request stop_sequences[0]", ['{"stop_sequences": [""]}']),
     ("400 invalid_request thinking.type", ['{"thinking": {}}']),
     ("400 invalid_request output_config.effort", ['{"output_config": {"effort": 1}}']),
