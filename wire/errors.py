@@ -75,17 +75,31 @@ ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clien
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
+class RateLimit(NamedTuple):
+    """A limit per minute that is used up."""
+
+    kind: str  # requests or tokens
+    per_min: float
+
+
 class ApiError(Exception):
-    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` becomes the header."""
+    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
 
     def __init__(
-        self, word: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        word: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         super().__init__(message)
         self.word = word
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.rate_limit = rate_limit
         self.kind = ERRORS[word]
 
     def status(self, dialect: Dialect) -> int:
@@ -118,6 +132,12 @@ class ApiError(Exception):
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
+        if (limit := self.rate_limit) is not None:  # OpenAI's headers
+            headers += [
+                (f"x-ratelimit-limit-{limit.kind}", f"{limit.per_min:.0f}"),
+                (f"x-ratelimit-remaining-{limit.kind}", "0"),
+                (f"x-ratelimit-reset-{limit.kind}", f"{max(1, round(self.retry_after_s or 0))}s"),
+            ]
         return headers
 
 

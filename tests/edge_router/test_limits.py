@@ -66,7 +66,8 @@ def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
     with pytest.raises(ApiError, match="2 requests a minute") as refused:
         ask(door, "alice")
     assert refused.value.word == "quota_exceeded"
-    assert refused.value.headers() == [("retry-after", "30")]
+    assert refused.value.headers()[0] == ("retry-after", "30")
+    assert refused.value.rate_limit == ("requests", 2)
     ask(door, "bob")  # another tenant's bucket is another
     clock.advance(30)
     ask(door, "alice")
@@ -283,6 +284,7 @@ async def test_what_routers_share_of_an_accounts_limits_counts_beside_this_route
         ) as refused:
             await door.ready(heads["acme"])
         assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", 1.0)
+        assert refused.value.rate_limit == (None if limit == "max_open" else ("requests", 60))
         await door.ready(heads["stranger"])
 
 
@@ -300,6 +302,9 @@ async def test_a_tenant_beyond_its_requests_gets_429_with_the_time_and_others_ar
             async with running.chat(headers=headers) as response:
                 statuses.append(response.status)
                 if response.status == 429:
+                    told = {name: value for name, value in response.headers.items() if name.startswith("x-ratelimit-")}
+                    assert told.keys() == {f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")}
+                    assert told["x-ratelimit-reset-requests"] == response.headers["retry-after"] + "s"
                     assert 0 < int(response.headers["retry-after"]) <= 60
                     assert (await response.json())["error"]["code"] == "quota_exceeded"
         assert statuses == [200, 429, 200]

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from wire.errors import ERRORS, ApiError, Dialect, dialect_of
+from wire.errors import ERRORS, ApiError, Dialect, RateLimit, dialect_of
 from wire.sse import parse_event
 
 
@@ -60,6 +60,15 @@ def test_an_anthropic_body_has_the_type_nearest_to_its_status(word: str, status:
 def test_retry_after_is_at_least_one_second() -> None:
     assert ApiError("overloaded", "Full.", retry_after_s=0.2).headers() == [("retry-after", "1")]
     assert ApiError("overloaded", "Full.").headers() == []
+
+
+def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
+    error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateLimit("tokens", 1000.0))
+    assert error.headers()[1:] == [
+        ("x-ratelimit-limit-tokens", "1000"),
+        ("x-ratelimit-remaining-tokens", "0"),
+        ("x-ratelimit-reset-tokens", "7s"),
+    ]
 
 
 def test_the_path_tells_the_dialect() -> None:
