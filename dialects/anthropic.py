@@ -4,7 +4,7 @@ Sources: Anthropic's reference of POST /v1/messages, of counting tokens and of s
 `cache_control` changes nothing; thinking that comes back is taken whatever its signature says, as nothing here is signed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,7 +36,7 @@ from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
-from wire.chat import MAX_ITEMS, FinishReason, Usage
+from wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
 from wire.errors import ANTHROPIC_VERSION, ApiError
 from wire.sse import encode_event
 
@@ -370,7 +370,7 @@ class MessagesWriter(BlockWriter):
     def opened(self, block: Block) -> bytes:
         return _event("content_block_start", index=len(self.blocks) - 1, content_block=_content(block, is_empty=True))
 
-    def grown(self, block: Block, text: str) -> bytes:
+    def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         delta = {
             "text": {"type": "text_delta", "text": text},
             "reasoning": {"type": "thinking_delta", "thinking": text},

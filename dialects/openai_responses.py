@@ -5,7 +5,7 @@ Source: OpenAI's reference of POST /v1/responses and of its streaming events. Wh
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import Meta
 from dialects.answer_constraints import ANY_OBJECT, schema_constraint
 from dialects.blocks import Block, BlockWriter
 from dialects.bodies import (
+    MAX_LOGPROBS,
     Body,
     CallBody,
     CallFunctionBody,
@@ -29,11 +30,12 @@ from dialects.parsing import Resolve, conversation_of, known_model, parse_body, 
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from dialects.responses_tools import ClientTool, ResponsesToolBody, ResponsesTools, flat_name
-from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
+from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, TokenLogprob, Usage
 from wire.errors import ApiError
 from wire.sse import encode_event
 
 FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_LOGPROBS = "message.output_text.logprobs"  # in `include`
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # of an item: no part of what it says
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
@@ -88,6 +90,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     reasoning: ReasoningBody | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     metadata: dict[str, str] | None = None
     prompt: None = None  # a template at OpenAI's
 
@@ -107,12 +110,6 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
     requested = body.model if model is None else model
     if requested is None:
         raise ApiError("invalid_request", "model is required", param="model")
-    if body.include and "message.output_text.logprobs" in body.include:
-        raise refused(
-            "log-probabilities are not part of this answer; see /v1/chat/completions",
-            "include",
-            "unsupported_parameter",
-        )
     tools = ResponsesTools(body.tools or [])
     if strict and tools.left_out:
         where = tools.left_out[0].partition(" ")[0]
@@ -134,7 +131,12 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
         model=known_model(requested, resolve),
         requested_model=requested,
         prompt=msgspec.structs.replace(conversation, variables=variables, drops_oldest=body.truncation == "auto"),
-        sampling=Sampling(max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p),
+        sampling=Sampling(
+            max_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            num_logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
+        ),
         stream=bool(body.stream),
         constraint=_constraint(body.text),
         ignored=(*ignored, *tools.left_out, *left_out),
@@ -329,7 +331,7 @@ def _told(body: ResponsesBody) -> dict[str, Any]:
         },
         "tool_choice": body.tool_choice or "auto",
         "tools": [_declared(tool) for tool in body.tools or ()],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
     }
@@ -388,9 +390,9 @@ class ResponsesWriter(BlockWriter):
             return events
         return events + self._event("response.content_part.added", **self._place(0), part=_part_of(block, ""))
 
-    def grown(self, block: Block, text: str) -> bytes:
+    def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         if block.kind == "text":
-            return self._event("response.output_text.delta", **self._place(0), delta=text, logprobs=[])
+            return self._event("response.output_text.delta", **self._place(0), delta=text, logprobs=logprobs)
         if block.kind == "reasoning":
             return self._event("response.reasoning_text.delta", **self._place(0), delta=text)
         if self._tool_of(block).is_custom:
@@ -400,7 +402,7 @@ class ResponsesWriter(BlockWriter):
     def closed(self, block: Block) -> bytes:
         text = block.text
         if block.kind == "text":
-            events = self._event("response.output_text.done", **self._place(0), text=text, logprobs=[])
+            events = self._event("response.output_text.done", **self._place(0), text=text, logprobs=block.logprobs)
         elif block.kind == "reasoning":
             events = self._event("response.reasoning_text.done", **self._place(0), text=text)
         elif self._tool_of(block).is_custom:
@@ -479,7 +481,7 @@ def _status(finish_reason: FinishReason) -> str:
 def _part_of(block: Block, text: str) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": block.logprobs if text else []}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -157,7 +157,7 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"previous_response_id": "resp_gone"}, "not_found", "previous_response_id"),
         ({"previous_response_id": 5}, "invalid_request", "previous_response_id"),
         ({"background": True, "store": False}, "invalid_request", "background"),
-        ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
+        ({"top_logprobs": 21}, "invalid_request", "top_logprobs"),
         ({"prompt": {"id": "p"}}, "invalid_request", "prompt"),
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
     ],
@@ -186,6 +186,27 @@ async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site
     said = {"role": "user", "content": "Hi"}
     await call(site.app, PATH, {**HELLO, "input": [said, reference, said]})
     assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
+
+
+async def test_logprobs_of_the_text_alone_are_part_of_it_where_they_are_included(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> <tool_call> #}")
+    async with make_site() as site:
+        site.engine.script = says("<think>\nHm.\n</think>\n\n" + CALLED, logprobs=True, per_step=5)
+        asked = {**HELLO, "tools": [TOOL], "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        whole = (await call(site.app, PATH, asked)).json
+        events = await streamed(site, asked)
+        none = (await call(site.app, PATH, {**HELLO, "tools": [TOOL]})).json
+    told = next(item for item in whole["output"] if item["type"] == "message")["content"][0]["logprobs"]
+    assert "".join(each["token"] for each in told).strip() == "Ok."
+    assert bytes(told[0]["bytes"]).decode() == told[0]["token"]
+    assert (told[0]["logprob"], len(told[0]["top_logprobs"])) == (-0.5, 2)
+    deltas = [each for event in events for each in event.get("logprobs", ()) if event["type"].endswith("text.delta")]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert deltas == done["logprobs"]
+    assert [each["token"] for each in deltas] == [each["token"] for each in told]
+    assert next(item for item in none["output"] if item["type"] == "message")["content"][0]["logprobs"] == []
 
 
 async def test_items_are_listed_in_the_references_shape(site: Site) -> None:
