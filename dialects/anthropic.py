@@ -93,6 +93,13 @@ class MessagesToolBody(Body, frozen=True, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
 
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep the name and type alone of a tool of Anthropic's own, whose further fields are settings of it."""
+        if values.get("type") in (None, "custom"):
+            return values
+        return {name: value for name, value in values.items() if name in ("name", "type")}
+
 
 class MessagesBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS), "top_p": read_top_p}
@@ -120,19 +127,25 @@ def parse_messages(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
     body, ignored = parse_body(MessagesBody, raw, strict)
     if body.max_tokens is None:
         raise ApiError("invalid_request", "max_tokens is required", param="max_tokens")
-    return _valid(body, ignored, body.max_tokens, resolve)
+    return _valid(body, ignored, body.max_tokens, resolve, strict=strict)
 
 
 def parse_count(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
     """Parse the body of a request for the number of a prompt's tokens. Raises ApiError."""
     body, ignored = parse_body(MessagesBody, raw, strict)
-    return _valid(body, ignored, 1, resolve)
+    return _valid(body, ignored, 1, resolve, strict=strict)
 
 
-def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolve: Resolve) -> ValidGeneration:
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+def _valid(
+    body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolve: Resolve, *, strict: bool
+) -> ValidGeneration:
+    left_out: list[str] = []
+    tools = list(_tools(body.tools or (), left_out))
+    if strict and left_out:
+        where = left_out[0].partition(" ")[0]
+        raise refused("is Anthropic's own; declare tools by input_schema", f"{where}.type", "unsupported_parameter")
     choice, parallel = _tool_choice(body.tool_choice)
-    messages = list(_messages(body))
+    messages = list(_messages(body, left_out))
     conversation = conversation_of(messages, [] if choice == "none" else tools, parallel=parallel, tool_choice=choice)
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
@@ -140,6 +153,7 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
         raise refused("the last message, where it is the assistant's, must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
+    ignored = (*ignored, *left_out)
     return ValidGeneration(
         model=known_model(body.model, resolve),
         requested_model=body.model,
@@ -159,7 +173,7 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
     )
 
 
-def _messages(body: MessagesBody) -> Iterator[MessageBody]:
+def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
     if system := _without_billing(body.system):
         yield MessageBody(role="system", content=_text(system, "system"))
     for position, message in enumerate(body.messages):
@@ -171,7 +185,7 @@ def _messages(body: MessagesBody) -> Iterator[MessageBody]:
         elif isinstance(message.content, str):
             yield MessageBody(role=message.role, content=message.content)
         elif message.role == "assistant":
-            yield _assistant(message.content, where)
+            yield _assistant(message.content, where, left_out)
         else:
             yield from _user(message.content, where)
 
@@ -198,7 +212,8 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
         yield MessageBody(role="user", content=joined(said))
 
 
-def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
+def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
+    """Return a turn of the assistant. What Anthropic's own tools did in it is named in `left_out`."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -212,6 +227,8 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
                 thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
                 pass  # another service's, which only that can read
+            case str(kind) if kind == "server_tool_use" or kind.endswith("_tool_result"):
+                left_out.append(f"{at} {kind[:50]}")
             case _:
                 texts.append(_text_of(block, at))
     return MessageBody(
@@ -265,19 +282,18 @@ def _text_of(block: dict[str, Any], where: str) -> str:
     )
 
 
-def _tool(tool: MessagesToolBody, where: str) -> ToolBody:
-    if tool.type not in (None, "custom"):
-        raise refused(
-            f"the tool {tool.type[:50]!r} is Anthropic's own; declare tools by input_schema",
-            f"{where}.type",
-            "unsupported_parameter",
+def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
+    """Yield the tools that a client runs by their schemas. Those that have a type of their own are Anthropic's, and are named in `left_out`."""
+    for i, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            left_out.append(f"tools[{i}] {tool.type[:50]}")
+            continue
+        if tool.input_schema is None:
+            raise refused("is required", f"tools[{i}].input_schema")
+        function = FunctionBody(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
         )
-    if tool.input_schema is None:
-        raise refused("is required", f"{where}.input_schema")
-    function = FunctionBody(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return ToolBody(type="function", function=function)
+        yield ToolBody(type="function", function=function)
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool]:

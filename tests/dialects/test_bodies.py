@@ -684,7 +684,6 @@ MESSAGES: list[tuple[str, list[str]]] = [
     ("400 invalid_request output_config.effort", ['{"output_config": {"effort": 1}}']),
     ("400 invalid_request output_config.format", ['{"output_config": {"format": "json"}}']),
     ("400 invalid_request output_format.schema", ['{"output_format": {"type": "json_schema"}}']),
-    ("400 unsupported_parameter tools[0].type", ['{"tools": [{"type": "bash_20250124", "name": "bash"}]}']),
     ("400 invalid_request tools[0].input_schema", [
         '{"tools": [{"name": "f"}]}', f'{{"tools": [{{"name": "f", "input_schema": {DEEP[0]}{{}}{DEEP[1]}}}]}}',
     ]),

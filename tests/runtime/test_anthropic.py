@@ -124,6 +124,32 @@ async def test_a_system_message_amid_messages_reaches_the_template_as_a_chats_do
     assert counted == {"input_tokens": len(theirs.prompt_token_ids)}
 
 
+async def test_anthropics_own_tools_are_left_out_and_named(site: Site) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    done = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+        {"type": "text", "text": "Ok."},
+    ]
+    history = [*HELLO["messages"], {"role": "assistant", "content": done}, *HELLO["messages"]]
+    answer = await call(site.app, PATH, {**HELLO, "messages": history, "tools": [TOOL, search]})
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-ignored-fields"].split(", ") == [
+        "tools[1] web_search_20250305",
+        "messages[1].content[0] server_tool_use",
+        "messages[1].content[1] web_search_tool_result",
+    ]
+    said = [*HELLO["messages"], {"role": "assistant", "content": "Ok."}, *HELLO["messages"]]
+    await call(site.app, PATH, {**HELLO, "messages": said, "tools": [TOOL]})
+    assert len({submit.prompt_token_ids for submit in site.engine.submits}) == 1
+
+
+async def test_strict_fields_refuse_a_tool_of_anthropics_own(make_site: SiteMaker) -> None:
+    async with make_site(limits={"strict_fields": True}) as site:
+        answer = await call(site.app, PATH, {**HELLO, "tools": [{"type": "bash_20250124", "name": "bash"}]})
+        assert (answer.status, "tools[0].type: is Anthropic's own" in answer.json["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("form", ["blocks", "text"])
 async def test_a_billing_line_before_the_instructions_changes_neither_prompt_nor_pieces(site: Site, form: str) -> None:
     def system(cch: str | None) -> Any:
@@ -189,7 +215,8 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "invalid_request_error", "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error", "messages[0].content: must be a string or a list"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "invalid_request_error", "prompt is too long"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error", "web_search_20250305"),
+        ({"tools": [{"type": "web_search_20250305", "name": "s"}], "tool_choice": {"type": "tool", "name": "s"}}, 400, "invalid_request_error",
+         "no tools to choose from"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, 400, "invalid_request_error", "no tool named 'g'"),
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),
