@@ -1,5 +1,5 @@
 """What an answer must be, as the world's parameters say it: OpenAI's `response_format`, Workers AI's bare form of it, vLLM's `structured_outputs` and
-`guided_...`.
+`guided_...`, SGLang's `regex` and `json_schema`.
 
 Shapes and sizes only; whether a grammar can be enforced is the engine's to say, before the first token.
 """
@@ -18,7 +18,10 @@ MAX_BYTES = 256 << 10  # of one constraint
 MAX_CHOICES = 4096
 ANY_OBJECT = AnswerConstraint("json_schema", '{"type":"object"}')
 
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_GUIDED = {
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar", "regex": "regex",
+    "json_schema": "json",
+}  # fmt: skip
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 

@@ -4,7 +4,7 @@ Sources: Anthropic's reference of POST /v1/messages, of counting tokens and of s
 `cache_control` changes nothing; thinking that comes back is taken whatever its signature says, as nothing here is signed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,20 +26,24 @@ from dialects.bodies import (
     ToolBody,
     ToolChoice,
     not_deep,
+    object_or_text,
     objects,
+    read_top_p,
 )
 from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
 from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
-from wire.chat import MAX_ITEMS, FinishReason, Usage
-from wire.errors import ApiError
+from wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
+from wire.errors import ANTHROPIC_VERSION, ApiError
 from wire.sse import encode_event
 
-VERSION_HEADER = "anthropic-version"  # who sends it speaks this dialect, at paths that several share
+VERSION_HEADER = ANTHROPIC_VERSION.decode()  # whoever sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+# Of the line that Claude Code puts before its instructions: it differs from request to request, and is no part of what the model is to read.
+_BILLING = "x-anthropic-billing-header:"
 _LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
 
 # Of an answer in one piece.
@@ -60,10 +64,22 @@ _encoder = msgspec.json.Encoder()
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class MessageTurnBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"content": objects(MAX_ITEMS)}
+def _read_content(value: Any) -> Any:
+    """Read a text or blocks. A call's input that is nested too deep becomes text: an answer may have had such a call."""
+    if not isinstance(value, list):
+        return value
+    return objects(MAX_ITEMS)([
+        {**block, "input": object_or_text(block["input"])}
+        if isinstance(block, dict) and block.get("type") == "tool_use" and isinstance(block.get("input"), dict)
+        else block
+        for block in value
+    ])  # fmt: skip
 
-    role: Literal["user", "assistant"]
+
+class MessageTurnBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"content": _read_content}
+
+    role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
@@ -77,9 +93,16 @@ class MessagesToolBody(Body, frozen=True, kw_only=True):
     strict: bool | None = None
     cache_control: Any = None
 
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep the name and type alone of a tool of Anthropic's own, whose further fields are settings of it."""
+        if values.get("type") in (None, "custom"):
+            return values
+        return {name: value for name, value in values.items() if name in ("name", "type")}
+
 
 class MessagesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS)}
+    READERS: ClassVar = {**LISTS, "system": objects(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"messages": MessageTurnBody, "tools": MessagesToolBody}
 
     model: str
@@ -90,7 +113,7 @@ class MessagesBody(Body, frozen=True, kw_only=True):
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     thinking: dict[str, Any] | None = None
     tools: list[MessagesToolBody] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -104,19 +127,25 @@ def parse_messages(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
     body, ignored = parse_body(MessagesBody, raw, strict)
     if body.max_tokens is None:
         raise ApiError("invalid_request", "max_tokens is required", param="max_tokens")
-    return _valid(body, ignored, body.max_tokens, resolve)
+    return _valid(body, ignored, body.max_tokens, resolve, strict=strict)
 
 
 def parse_count(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
     """Parse the body of a request for the number of a prompt's tokens. Raises ApiError."""
     body, ignored = parse_body(MessagesBody, raw, strict)
-    return _valid(body, ignored, 1, resolve)
+    return _valid(body, ignored, 1, resolve, strict=strict)
 
 
-def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolve: Resolve) -> ValidGeneration:
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+def _valid(
+    body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolve: Resolve, *, strict: bool
+) -> ValidGeneration:
+    left_out: list[str] = []
+    tools = list(_tools(body.tools or (), left_out))
+    if strict and left_out:
+        where = left_out[0].partition(" ")[0]
+        raise refused("is Anthropic's own; declare tools by input_schema", f"{where}.type", "unsupported_parameter")
     choice, parallel = _tool_choice(body.tool_choice)
-    messages = list(_messages(body))
+    messages = list(_messages(body, left_out))
     conversation = conversation_of(messages, [] if choice == "none" else tools, parallel=parallel, tool_choice=choice)
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer goes on with it
@@ -124,6 +153,7 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
         raise refused("the last message, where it is the assistant's, must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
+    ignored = (*ignored, *left_out)
     return ValidGeneration(
         model=known_model(body.model, resolve),
         requested_model=body.model,
@@ -143,15 +173,19 @@ def _valid(body: MessagesBody, ignored: tuple[str, ...], max_tokens: int, resolv
     )
 
 
-def _messages(body: MessagesBody) -> Iterator[MessageBody]:
-    if body.system:
-        yield MessageBody(role="system", content=_text(body.system, "system"))
+def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
+    if system := _without_billing(body.system):
+        yield MessageBody(role="system", content=_text(system, "system"))
     for position, message in enumerate(body.messages):
         where = f"messages[{position}].content"
-        if isinstance(message.content, str):
+        if message.role == "system":
+            if position == 0:
+                raise refused('must be "user" or "assistant": instructions before it are `system`', "messages[0].role")
+            yield MessageBody(role="system", content=_text(message.content, where))
+        elif isinstance(message.content, str):
             yield MessageBody(role=message.role, content=message.content)
         elif message.role == "assistant":
-            yield _assistant(message.content, where)
+            yield _assistant(message.content, where, left_out)
         else:
             yield from _user(message.content, where)
 
@@ -178,13 +212,14 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
         yield MessageBody(role="user", content=joined(said))
 
 
-def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
+def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
+    """Return a turn of the assistant. What Anthropic's own tools did in it is named in `left_out`."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
         match block.get("type"):
             case "tool_use":
-                if not isinstance(given := block.get("input"), dict):
+                if not isinstance(given := block.get("input"), dict | str):
                     raise refused("must be an object", f"{at}.input")
                 function = CallFunctionBody(name=string_in(block, "name", at), arguments=given)
                 calls.append(CallBody(id=string_in(block, "id", at), function=function))
@@ -192,6 +227,8 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> MessageBody:
                 thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
                 pass  # another service's, which only that can read
+            case str(kind) if kind == "server_tool_use" or kind.endswith("_tool_result"):
+                left_out.append(f"{at} {kind[:50]}")
             case _:
                 texts.append(_text_of(block, at))
     return MessageBody(
@@ -245,19 +282,18 @@ def _text_of(block: dict[str, Any], where: str) -> str:
     )
 
 
-def _tool(tool: MessagesToolBody, where: str) -> ToolBody:
-    if tool.type not in (None, "custom"):
-        raise refused(
-            f"the tool {tool.type[:50]!r} is Anthropic's own; declare tools by input_schema",
-            f"{where}.type",
-            "unsupported_parameter",
+def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
+    """Yield the tools that a client runs by their schemas. Those that have a type of their own are Anthropic's, and are named in `left_out`."""
+    for i, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            left_out.append(f"tools[{i}] {tool.type[:50]}")
+            continue
+        if tool.input_schema is None:
+            raise refused("is required", f"tools[{i}].input_schema")
+        function = FunctionBody(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
         )
-    if tool.input_schema is None:
-        raise refused("is required", f"{where}.input_schema")
-    function = FunctionBody(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-    )
-    return ToolBody(type="function", function=function)
+        yield ToolBody(type="function", function=function)
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool]:
@@ -312,11 +348,21 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart. Clients move
     `cache_control` on from turn to turn, so it is no part of them."""
-    if system := fields.get("system"):
+    if system := _without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")
     for message in messages if isinstance(messages, list) else ():
         yield canonical([message.get("role"), without_pixels(_without_labels(message.get("content")))]), True
+
+
+def _without_billing(system: Any) -> Any:
+    """Return instructions without the billing line, which is the first block, or the first line of a text."""
+    if isinstance(system, list) and system and isinstance(system[0], dict):
+        is_billing = str(system[0].get("text")).startswith(_BILLING)
+        return system[1:] if is_billing else system
+    if isinstance(system, str) and system.startswith(_BILLING):
+        return system.partition("\n")[2].lstrip("\n")
+    return system
 
 
 def _without_labels(content: Any) -> Any:
@@ -340,7 +386,7 @@ class MessagesWriter(BlockWriter):
     def opened(self, block: Block) -> bytes:
         return _event("content_block_start", index=len(self.blocks) - 1, content_block=_content(block, is_empty=True))
 
-    def grown(self, block: Block, text: str) -> bytes:
+    def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         delta = {
             "text": {"type": "text_delta", "text": text},
             "reasoning": {"type": "thinking_delta", "thinking": text},

@@ -113,6 +113,20 @@ def _reference(item: Any) -> str | None:
 
 
 def _kept_item(item: Any) -> bytes:
-    """Return an item with an id."""
-    has_one = not isinstance(item, dict) or "id" in item
-    return orjson.dumps(item if has_one else {"id": f"item_{os.urandom(12).hex()}", **item})
+    """Return an item as it is listed: with an id and a type, and a message's text as a part."""
+    if not isinstance(item, dict):
+        return orjson.dumps(item)
+    kept = (
+        {"id": f"item_{os.urandom(12).hex()}", "type": "message", **item}
+        if "id" not in item
+        else {"type": "message", **item}
+    )
+    if kept["type"] == "message" and isinstance(text := kept.get("content"), str):
+        is_answer = kept.get("role") == "assistant"
+        part = (
+            {"type": "output_text", "text": text, "annotations": []}
+            if is_answer
+            else {"type": "input_text", "text": text}
+        )
+        kept["content"] = [part]
+    return orjson.dumps(kept)

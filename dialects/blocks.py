@@ -5,11 +5,11 @@ answer in one piece repeat it. A writer that is told what another has shown stan
 Refuses to know tokens, and where the pieces come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from dialects.requests import ValidGeneration
-from wire.chat import FinishReason, Usage
+from wire.chat import FinishReason, TokenLogprob, Usage
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -17,13 +17,14 @@ Kind = Literal["reasoning", "text", "call"]
 class Block:
     """A part of an answer: reasoning, text, or a call with its arguments as its text."""
 
-    __slots__ = ("_pieces", "call_id", "kind", "name")
+    __slots__ = ("_pieces", "call_id", "kind", "logprobs", "name")
 
     def __init__(self, kind: Kind, name: str = "", call_id: str = "") -> None:
         """`name` and `call_id`: of a call."""
         self.kind = kind
         self.name = name
         self.call_id = call_id
+        self.logprobs: list[TokenLogprob] = []  # of a text, where they were asked for
         self._pieces: list[str] = []
 
     def add(self, text: str) -> None:
@@ -49,13 +50,14 @@ class BlockWriter:
         self._is_open = False  # the last block
         self._num_calls = 0
 
-    def add(self, kind: Kind, text: str) -> bytes:
+    def add(self, kind: Kind, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """Return the events that carry more reasoning, text, or arguments of the last call."""
         events = b""
         if not (self._is_open and self.blocks[-1].kind == kind):
             events = self._begin(Block(kind))
         self.blocks[-1].add(text)
-        return events + self.grown(self.blocks[-1], text)
+        self.blocks[-1].logprobs += logprobs
+        return events + self.grown(self.blocks[-1], text, logprobs)
 
     def add_call(self, name: str, call_id: str | None) -> bytes:
         """Return the events that begin a call."""
@@ -96,7 +98,7 @@ class BlockWriter:
         """Return the events that begin the last block."""
         raise NotImplementedError
 
-    def grown(self, block: Block, text: str) -> bytes:
+    def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         """Return the events that bring more of the last block."""
         raise NotImplementedError
 

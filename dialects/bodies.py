@@ -4,6 +4,7 @@ Shapes only: turning one into a `Valid...` value is validation's business, sayin
 types: "0.5" is not a number and true is not 1.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,6 +21,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
+LEAST_TOP_P = 1e-9
 
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
@@ -98,8 +100,9 @@ def _no_parts() -> ValidationError:
 
 def _listed_stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise ValidationError("must be a non-empty string or a list of them")
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValidationError("must be a string or a list of strings")
+    stops = [stop for stop in stops if stop]  # an empty one stops nothing
     if len(stops) > MAX_STOPS:
         raise ValidationError(f"may list at most {MAX_STOPS} strings")
     return stops
@@ -138,9 +141,10 @@ def _allowed_tools(value: Any) -> Any:
 
 
 def _function_name(value: Any) -> str | None:
-    if not isinstance(value, dict) or value.get("type", "function") != "function":
+    kind = value.get("type", "function") if isinstance(value, dict) else None
+    if kind not in ("function", "custom"):
         return None
-    function = value.get("function")
+    function = value.get(kind)
     name = (function if isinstance(function, dict) else value).get("name")
     return name if isinstance(name, str) and name else None
 
@@ -169,6 +173,15 @@ def _whole(value: Any) -> Any:
 def _zero_is_off(value: Any) -> Any:
     """Read 0 as none: clients of Workers AI send it where they want no repetition penalty, and a factor of 0 would mean nothing."""
     return None if type(value) in (int, float) and value == 0 else value
+
+
+def read_top_p(value: Any) -> Any:
+    """Read 0 as the smallest share: the likeliest token alone, as OpenAI has it."""
+    return LEAST_TOP_P if type(value) in (int, float) and value == 0 else value
+
+
+def _empty_is_absent(value: Any) -> Any:
+    return None if value in ("", {}) else value
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -239,8 +252,26 @@ class ToolBody(Body, frozen=True, kw_only=True):
     function: FunctionBody
 
 
+def _read_arguments(value: Any) -> Any:
+    """Keep an object, and write what else a broken call may have for one as text: it is taken back as it was handed out."""
+    return value if isinstance(value, str) else object_or_text(value)
+
+
+def object_or_text(value: Any) -> Any:
+    """Return an object, or the JSON text of anything else and of what is nested too deep to be read. Raises ValidationError."""
+    try:
+        if isinstance(value, dict):
+            return not_deep(value)
+    except ValidationError:
+        pass
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return not_deep(value)
+
+
 class CallFunctionBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"arguments": not_deep}
+    READERS: ClassVar = {"arguments": _read_arguments}
 
     name: str
     arguments: str | dict[str, Any]
@@ -256,10 +287,9 @@ class CallBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        call = only(values, cls)
-        if isinstance(function := call.get("function"), dict):
-            call["function"] = only(function, CallFunctionBody)
-        return call
+        function = values if "name" in values else values.get("function")  # Workers AI has it without wrapping
+        function = only(function, CallFunctionBody) if isinstance(function, dict) else function
+        return {**only(values, cls), "function": function}
 
 
 class MessageBody(Body, frozen=True, kw_only=True):
@@ -305,7 +335,8 @@ class StreamOptionsBody(Body, frozen=True, kw_only=True):
 
 # What a SamplingBody says of the answer's form (dialects/answer_constraints.py).
 CONSTRAINING = (
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex",
+    "json_schema",
 )  # fmt: skip
 
 
@@ -315,13 +346,14 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {
         "repetition_penalty": _zero_is_off, "logit_bias": _biases, "stop": _listed_stops, "max_tokens": _whole,
         "max_completion_tokens": _whole, "min_tokens": _whole,
-        "top_k": _whole, "seed": _whole, "n": _whole,
+        "top_k": _whole, "seed": _whole, "n": _whole, "top_p": read_top_p, "regex": _empty_is_absent, "json_schema": _empty_is_absent,
+        "truncate_prompt_tokens": _whole,
     }  # fmt: skip
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=5)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0: no limit, as other engines have it
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -339,6 +371,11 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[Any] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None  # this and the next by SGLang's names
+    json_schema: Any = None
+    include_stop_str_in_output: bool | None = None  # this and the next two by vLLM's
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1: to what the model takes
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class StreamingBody(SamplingBody, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ class UnsupportedParameter(NamedTuple):
 
 
 _CONSTRAIN = "say what the answer must be by structured_outputs"
+_LARK = "grammars are written in Lark's notation here: send one as structured_outputs.grammar"
 
 UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "n": UnsupportedParameter((1,), "one answer per request is supported here; send several requests"),
@@ -23,9 +24,6 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "image": UnsupportedParameter((), "images are not supported"),
     "functions": UnsupportedParameter(([],), "use tools"),
     "function_call": UnsupportedParameter(("none",), "use tools and tool_choice"),
-    "verbosity": UnsupportedParameter(
-        ("medium",), "ask for a shorter or longer answer in the messages, or set max_tokens"
-    ),
     "skip_special_tokens": UnsupportedParameter((True,), "special tokens are never part of an answer's text"),
     "web_search_options": UnsupportedParameter((), "web search is not supported"),
     "lora": UnsupportedParameter(("",), "ask for an adapter as part of the model's name: BASE:ADAPTER"),
@@ -37,15 +35,20 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
     "mcp_servers": UnsupportedParameter(([],), "connect to them at your side, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
-    # SGLang's and llama.cpp's of what structured_outputs says
+    # SGLang's and llama.cpp's of what structured_outputs says: where answers are chats or completions, the first two are taken
     "regex": UnsupportedParameter(("",), _CONSTRAIN),
-    "ebnf": UnsupportedParameter(("",), _CONSTRAIN),
-    "grammar": UnsupportedParameter(("",), _CONSTRAIN),
+    "ebnf": UnsupportedParameter(("",), _LARK),
+    "grammar": UnsupportedParameter(("",), _LARK),
     "json_schema": UnsupportedParameter(("", {}), _CONSTRAIN),
     # vLLM's, whose answer would be another one without them
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),
-    "bad_words": UnsupportedParameter(([],), "forbid tokens by logit_bias"),
-    "allowed_token_ids": UnsupportedParameter(([],), _CONSTRAIN),
+    "bad_words": UnsupportedParameter(
+        ([],), "a word of several tokens cannot be forbidden; forbid single tokens by logit_bias"
+    ),
+    "allowed_token_ids": UnsupportedParameter(
+        ([],), "tokens cannot be allowed alone; say what the answer must be by structured_outputs, such as a choice"
+    ),
+    # of chats and completions; all others are refused
     "include_stop_str_in_output": UnsupportedParameter((False,), "a stop string is never part of an answer"),
     # -1 is sent with texts that mostly fit, "or else cut them": one that does not is refused by its length
     "truncate_prompt_tokens": UnsupportedParameter((-1,), "a prompt that is too long is refused, never cut"),

@@ -22,7 +22,7 @@ _ALLOWED: Schema = {"type": "object", "required": ["type", "allowed_tools"], "pr
 
 # By field, of whichever body has a reader for it.
 _FORMS: dict[str, Schema] = {
-    "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 128}]},
+    "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 128}]},
     "content": {"anyOf": [{"type": "string"}, _PARTS]},
     "image": {
         "anyOf": [_TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}, "minItems": 1}]

@@ -26,6 +26,7 @@ from dialects.parsing import (
     known_model,
     num_prompt_logprobs,
     parse_body,
+    prompt_options,
     sampling_of,
 )
 from dialects.requests import ValidGeneration
@@ -51,6 +52,7 @@ class ChatBody(StreamingBody, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -86,6 +88,7 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
         num_prompt_logprobs=num_prompt_logprobs(body),
         include_usage=include_usage(body),
         constraint=constraint_in(body),
+        **prompt_options(body),
         usage_in_every_chunk=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         return_token_ids=bool(body.return_token_ids),
     )
@@ -100,6 +103,8 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
         thinks = body.reasoning_effort != "none"  # as the templates of Qwen and GLM ask, and those of DeepSeek and Kimi
         told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
         variables = {**told, **variables}
+    if body.verbosity is not None:
+        variables = {"verbosity": body.verbosity, **variables}
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt cannot both be true"

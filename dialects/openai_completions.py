@@ -21,6 +21,7 @@ from dialects.parsing import (
     known_model,
     num_prompt_logprobs,
     parse_body,
+    prompt_options,
     sampling_of,
 )
 from dialects.requests import Prompt, ValidGeneration
@@ -95,4 +96,5 @@ def parse_completion(raw: bytes, resolve: Resolve, *, strict: bool = False) -> V
         return_token_ids=bool(body.return_token_ids),
         echo=bool(body.echo),
         constraint=constraint_in(body),
+        **prompt_options(body),
     )

@@ -4,7 +4,8 @@ Source: OpenAI's reference of POST /v1/responses and of its streaming events. Wh
 `background`) is responses_app.py's: a body that comes here has all of its conversation.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,28 +14,28 @@ from msgspec import Meta
 from dialects.answer_constraints import ANY_OBJECT, schema_constraint
 from dialects.blocks import Block, BlockWriter
 from dialects.bodies import (
+    MAX_LOGPROBS,
     Body,
     CallBody,
     CallFunctionBody,
-    FunctionBody,
     MessageBody,
-    ToolBody,
-    ToolChoice,
     at_most,
-    not_deep,
     objects,
-    read_tool_choice,
+    read_top_p,
 )
+from dialects.custom_tools import InputReader, arguments_of, input_of
 from dialects.images import Content, ImagePart, image_at, joined
 from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments, refused, string_in
 from dialects.prefix_pieces import canonical, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
-from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, Usage
+from dialects.responses_tools import ClientTool, ResponsesToolBody, ResponsesTools, flat_name
+from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, TokenLogprob, Usage
 from wire.errors import ApiError
 from wire.sse import encode_event
 
 FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
+_LOGPROBS = "message.output_text.logprobs"  # in `include`
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # of an item: no part of what it says
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
@@ -49,7 +50,8 @@ RESPONSE_SCHEMA: dict[str, Any] = {
         "status": {"enum": ["completed", "incomplete", "failed", "cancelled", "queued", "in_progress"]},
         "error": {"type": ["object", "null"]}, "incomplete_details": {"type": ["object", "null"]},
         "output": {"type": "array", "items": {
-            "type": "object", "required": ["id", "type"], "properties": {"type": {"enum": ["message", "reasoning", "function_call"]}}}},
+            "type": "object", "required": ["id", "type"], "properties": {
+                "type": {"enum": ["message", "reasoning", "function_call", "custom_tool_call"]}}}},
         "usage": {"anyOf": [{"type": "null"}, {"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]}]},
         "tools": {"type": "array"}, "parallel_tool_calls": {"type": "boolean"},
     },
@@ -58,19 +60,9 @@ RESPONSE_SCHEMA: dict[str, Any] = {
 _encoder = msgspec.json.Encoder()
 
 
-class ResponsesToolBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"parameters": not_deep}
-
-    type: str
-    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class TextBody(Body, frozen=True, kw_only=True):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningBody(Body, frozen=True, kw_only=True):
@@ -80,7 +72,7 @@ class ReasoningBody(Body, frozen=True, kw_only=True):
 
 
 class ResponsesBody(Body, frozen=True, kw_only=True):
-    READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS)}
+    READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
     model: str | None = None  # where the path does not name it
@@ -88,7 +80,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     tools: list[ResponsesToolBody] | None = None
@@ -98,12 +90,14 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     reasoning: ReasoningBody | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     metadata: dict[str, str] | None = None
     prompt: None = None  # a template at OpenAI's
 
 
 class ValidResponse(ValidGeneration, frozen=True):
     told: dict[str, Any] = msgspec.field(default_factory=dict)  # of the request, as its answer repeats it
+    tools: dict[str, ClientTool] = msgspec.field(default_factory=dict)  # `by_name` of ResponsesTools
 
     @property
     def prompt_field(self) -> str:
@@ -116,37 +110,44 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
     requested = body.model if model is None else model
     if requested is None:
         raise ApiError("invalid_request", "model is required", param="model")
-    if body.include and "message.output_text.logprobs" in body.include:
-        raise refused(
-            "log-probabilities are not part of this answer; see /v1/chat/completions",
-            "include",
-            "unsupported_parameter",
-        )
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
-    choice = _tool_choice(body.tool_choice)
+    tools = ResponsesTools(body.tools or [])
+    if strict and tools.left_out:
+        where = tools.left_out[0].partition(" ")[0]
+        raise refused("is not supported here: declare functions", where, "unsupported_parameter")
+    choice = tools.choice(body.tool_choice)
+    left_out: list[str] = []
     conversation = conversation_of(
-        list(_messages(body)),
-        [] if choice == "none" else tools,
+        list(_messages(body, left_out)),
+        [] if choice == "none" else tools.declared,
         parallel=body.parallel_tool_calls is not False,
         tool_choice=choice,
     )
     effort = body.reasoning.effort if body.reasoning is not None else None
     thinks = effort != "none"
     variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    if body.text is not None and body.text.verbosity is not None:
+        variables["verbosity"] = body.text.verbosity
     return ValidResponse(
         model=known_model(requested, resolve),
         requested_model=requested,
         prompt=msgspec.structs.replace(conversation, variables=variables, drops_oldest=body.truncation == "auto"),
-        sampling=Sampling(max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p),
+        sampling=Sampling(
+            max_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            num_logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
+        ),
         stream=bool(body.stream),
         constraint=_constraint(body.text),
-        ignored=ignored,
+        ignored=(*ignored, *tools.left_out, *left_out),
         told=_told(body),
+        tools=tools.by_name,
     )
 
 
-def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
-    """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls."""
+def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
+    """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls. Items that only another
+    service can read, or that are its own tools' work, are named in `left_out`."""
     if body.instructions:
         yield MessageBody(role="system", content=body.instructions)
     if isinstance(body.input, str):
@@ -162,8 +163,10 @@ def _messages(body: ResponsesBody) -> Iterator[MessageBody]:
             if turn.texts or turn.calls:
                 yield turn.ended()
             turn.thoughts += _texts(item.get("content") or item.get("summary") or [], where)
-        elif kind == "function_call":
-            turn.calls.append(_call(item, where))
+        elif _is_foreign(kind, item):
+            left_out.append(f"{where} {kind[:50]}")
+        elif isinstance(kind, str) and kind.endswith("_call"):
+            turn.calls.append(_call(kind, item, where))
         elif kind == "message" and role == "assistant":
             if turn.calls:
                 yield turn.ended()
@@ -198,10 +201,30 @@ class _Turn:
         return message
 
 
+# Summaries that only their own service can read, and what its side of an MCP connection said.
+_FOREIGN = (
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+)
+
+
+def _is_foreign(kind: Any, item: dict[str, Any]) -> bool:
+    """Tell whether an item is another service's own. A call that its client answers has a `call_id`, one that the service answered has none."""
+    if kind in ("function_call", "custom_tool_call"):
+        return False
+    return kind in _FOREIGN or (isinstance(kind, str) and kind.endswith("_call") and "call_id" not in item)
+
+
 def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBody:
-    if kind == "function_call_output":
-        output = joined(_parts(item.get("output"), f"{where}.output"))
-        return MessageBody(role="tool", content=output, tool_call_id=string_in(item, "call_id", where))
+    if isinstance(kind, str) and kind.endswith("_output"):
+        call_id = "id" if kind == "local_shell_call_output" and "call_id" not in item else "call_id"
+        return MessageBody(
+            role="tool", content=_output(kind, item, where), tool_call_id=string_in(item, call_id, where)
+        )
     if kind == "item_reference":
         raise refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
     if kind != "message":
@@ -210,6 +233,20 @@ def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBod
         raise refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
     read = _parts if role == "user" else _texts
     return MessageBody(role=role, content=joined(read(item.get("content"), f"{where}.content")))
+
+
+def _output(kind: str, item: dict[str, Any], where: str) -> str | Content:
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return joined(_parts(item.get("output"), f"{where}.output"))
+    output = item.get("output")
+    if isinstance(output, str):
+        return output
+    return json.dumps(_content_of(item) if output is None else output, ensure_ascii=False)
+
+
+def _content_of(item: dict[str, Any]) -> dict[str, Any]:
+    """Return what an item of a kind of its own says, without its bookkeeping."""
+    return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
 
 
 def _texts(content: Any, where: str) -> list[str]:
@@ -249,37 +286,19 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
     return string_in(part, "text", where)
 
 
-def _call(item: dict[str, Any], where: str) -> CallBody:
-    arguments = read_arguments(string_in(item, "arguments", where), f"{where}.arguments")
-    function = CallFunctionBody(name=string_in(item, "name", where), arguments=arguments)
-    return CallBody(id=string_in(item, "call_id", where), function=function)
-
-
-def _tool(tool: ResponsesToolBody, where: str) -> ToolBody:
-    if tool.type != "function":
-        raise refused(
-            f"tools of type {tool.type[:50]!r} are not supported; declare functions",
-            f"{where}.type",
-            "unsupported_parameter",
-        )
-    if tool.name is None:
-        raise refused("is required", f"{where}.name")
-    # OpenAI's are strict unless they say otherwise; but where null is sent, nothing is demanded of a schema that nobody has checked.
-    function = FunctionBody(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
-    return ToolBody(type="function", function=function)
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice | None:
-    """Return the choice as chats have it."""
-    if choice is None:
-        return None
-    try:
-        read: ToolChoice = msgspec.convert(read_tool_choice(choice), ToolChoice)
-    except ValidationError as error:
-        raise refused(str(error), "tool_choice") from None
-    return read
+def _call(kind: str, item: dict[str, Any], where: str) -> CallBody:
+    """Return a call that its client answers: of a function, of a custom tool, or of a tool that has a kind of its own, as `local_shell_call` is."""
+    arguments: str | dict[str, Any]
+    match kind:
+        case "function_call":
+            arguments = read_arguments(string_in(item, "arguments", where))
+        case "custom_tool_call":
+            arguments = arguments_of(string_in(item, "input", where))
+        case _:
+            arguments = _content_of(item)
+            item = {**item, "name": kind.removesuffix("_call")}
+    name = flat_name(string_in(item, "name", where), item.get("namespace"))
+    return CallBody(id=string_in(item, "call_id", where), function=CallFunctionBody(name=name, arguments=arguments))
 
 
 def _constraint(text: TextBody | None) -> AnswerConstraint | None:
@@ -306,13 +325,22 @@ def _told(body: ResponsesBody) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "temperature": body.temperature,
-        "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": "medium"},
+        "text": {
+            "format": (text and text.format) or {"type": "text"},
+            "verbosity": (text and text.verbosity) or "medium",
+        },
         "tool_choice": body.tool_choice or "auto",
-        "tools": [msgspec.to_builtins(tool) for tool in body.tools or ()],
-        "top_logprobs": 0,
+        "tools": [_declared(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
     }
+
+
+def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
+    """Return a tool as an answer repeats it."""
+    fields: dict[str, Any] = msgspec.to_builtins(tool)
+    return {name: value for name, value in fields.items() if value is not None or name not in ("format", "tools")}
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
@@ -345,6 +373,8 @@ class ResponsesWriter(BlockWriter):
     def __init__(self, request: ValidGeneration) -> None:
         super().__init__(request)
         self._told = request.told if isinstance(request, ValidResponse) else {}
+        self._tools = request.tools if isinstance(request, ValidResponse) else {}
+        self._input = InputReader()  # of the last call, where it is a custom tool's
 
     def started(self, usage: Usage) -> bytes:
         response = self._response("in_progress", None, None)
@@ -356,25 +386,34 @@ class ResponsesWriter(BlockWriter):
         item = self._item(len(self.blocks) - 1, is_empty=True)
         events = self._event("response.output_item.added", output_index=len(self.blocks) - 1, item=item)
         if block.kind == "call":
+            self._input = InputReader()
             return events
         return events + self._event("response.content_part.added", **self._place(0), part=_part_of(block, ""))
 
-    def grown(self, block: Block, text: str) -> bytes:
+    def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         if block.kind == "text":
-            return self._event("response.output_text.delta", **self._place(0), delta=text, logprobs=[])
+            return self._event("response.output_text.delta", **self._place(0), delta=text, logprobs=logprobs)
         if block.kind == "reasoning":
             return self._event("response.reasoning_text.delta", **self._place(0), delta=text)
+        if self._tool_of(block).is_custom:
+            return self._event("response.custom_tool_call_input.delta", **self._place(), delta=self._input.push(text))
         return self._event("response.function_call_arguments.delta", **self._place(), delta=text)
 
     def closed(self, block: Block) -> bytes:
         text = block.text
         if block.kind == "text":
-            events = self._event("response.output_text.done", **self._place(0), text=text, logprobs=[])
+            events = self._event("response.output_text.done", **self._place(0), text=text, logprobs=block.logprobs)
         elif block.kind == "reasoning":
             events = self._event("response.reasoning_text.done", **self._place(0), text=text)
+        elif self._tool_of(block).is_custom:
+            rest = self._input.finish()
+            delta = self._event("response.custom_tool_call_input.delta", **self._place(), delta=rest) if rest else b""
+            events = delta + self._event(
+                "response.custom_tool_call_input.done", **self._place(), input=self._input.text
+            )
         else:
             name = "response.function_call_arguments.done"
-            events = self._event(name, **self._place(), name=block.name, arguments=text)
+            events = self._event(name, **self._place(), name=self._tool_of(block).name, arguments=text)
         if block.kind != "call":
             events += self._event("response.content_part.done", **self._place(0), part=_part_of(block, text))
         last = len(self.blocks) - 1
@@ -399,7 +438,13 @@ class ResponsesWriter(BlockWriter):
         return place if content_index is None else {**place, "content_index": content_index}
 
     def _item_id(self, index: int) -> str:
-        return _ID_PREFIXES[self.blocks[index].kind] + self.request.answer_name.item_id(0, index)
+        block = self.blocks[index]
+        is_custom = block.kind == "call" and self._tool_of(block).is_custom
+        return ("ctc_" if is_custom else _ID_PREFIXES[block.kind]) + self.request.answer_name.item_id(0, index)
+
+    def _tool_of(self, block: Block) -> ClientTool:
+        """Return the tool that a call names."""
+        return self._tools.get(block.name) or ClientTool(block.name)
 
     def _item(self, index: int, *, is_empty: bool = False) -> dict[str, Any]:
         block = self.blocks[index]
@@ -408,7 +453,11 @@ class ResponsesWriter(BlockWriter):
         item: dict[str, Any] = {"id": self._item_id(index), "status": status}
         text = "" if is_empty else block.text
         if block.kind == "call":
-            return {**item, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": text}
+            tool = self._tool_of(block)
+            called = {**item, "call_id": block.call_id, **tool.named}
+            if tool.is_custom:
+                return {**called, "type": "custom_tool_call", "input": input_of(text)}
+            return {**called, "type": "function_call", "arguments": text}
         content = [] if is_empty else [_part_of(block, text)]
         if block.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": content}
@@ -432,7 +481,7 @@ def _status(finish_reason: FinishReason) -> str:
 def _part_of(block: Block, text: str) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": block.logprobs if text else []}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -72,6 +72,7 @@ OPERATIONS = (
     ApiOperation("get", "/v1/models", "The models that are served", _OPENAI, ModelList),
     ApiOperation("get", "/v1/models/{model}", "One model", _OPENAI, ListedModel),
     ApiOperation("post", "/v1/responses", "OpenAI's Responses", _RESPONSES, RESPONSE_SCHEMA, ResponsesBody, True),
+    ApiOperation("post", "/v1/responses/input_tokens", "The number of a prompt's tokens", _RESPONSES, _COUNT, ResponsesBody),
     ApiOperation("get", "/v1/responses/{response_id}", "A response that was kept", _RESPONSES, RESPONSE_SCHEMA),
     ApiOperation("delete", "/v1/responses/{response_id}", "Delete a response", _RESPONSES, _DELETED),
     ApiOperation("post", "/v1/responses/{response_id}/cancel", "Cancel a background response", _RESPONSES, RESPONSE_SCHEMA),

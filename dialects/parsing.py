@@ -133,10 +133,21 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=tuple((body.logit_bias or {}).items()),
         stop=tuple(body.stop or ()),
+        shows_stop=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
     )
+
+
+def prompt_options(body: SamplingBody) -> dict[str, Any]:
+    """Return what a body says of its prompt, as a ValidGeneration's fields. Raises ApiError."""
+    most = body.truncate_prompt_tokens
+    if most == 0:
+        raise ApiError(
+            "invalid_request", "truncate_prompt_tokens: must be at least 1, or -1", param="truncate_prompt_tokens"
+        )
+    return {"cache_salt": body.cache_salt or "", "most_prompt_tokens": most}
 
 
 def conversation_of(
@@ -184,7 +195,7 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
     """Return a message as templates expect it: the developer is the system, arguments are objects, and what is absent is left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
-    if content is None and not (role == "assistant" and message.tool_calls):
+    if content is None and role != "assistant":  # of which nothing may have been said before the length cut it
         raise ApiError(
             "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
         )
@@ -196,8 +207,8 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         raise ApiError("invalid_request", f"{field}: a message of the role {role!r} has no images", param=field)
     rendered: dict[str, Any] = {"role": role, "content": _content(content or "")}
     if message.tool_calls:
-        rendered["tool_calls"] = [_call(call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{i}]")
-                                  for i, call in enumerate(message.tool_calls)]  # fmt: skip
+        called = ((call.id, call.function) for call in message.tool_calls)
+        rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
     if not (message.tool_calls and content):  # that of gpt-oss calls it so, and writes one of the two before calls
@@ -213,24 +224,21 @@ def _content(content: str | Content) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"} for piece in content]
 
 
-def _call(call_id: str | None, name: str, arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
+def _call(call_id: str | None, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
-        arguments = read_arguments(arguments, f"{where}.function.arguments")
+        arguments = read_arguments(arguments)
     call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if call_id is None else {"id": call_id, **call}
 
 
-def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """Read a call's arguments. Raises ApiError, which names the field that they came in."""
+def read_arguments(text: str) -> str | dict[str, Any]:
+    """Read a call's arguments. Those that are no JSON object, as a call that the length has cut hands out, or that are nested too deep to be read,
+    stay text."""
     try:
         arguments = not_deep(json.loads(text or "{}"))
-    except (ValueError, RecursionError):
-        arguments = None
-    except ValidationError as error:
-        raise ApiError("invalid_request", f"{field}: {error}", param=field) from None
-    if not isinstance(arguments, dict):
-        raise ApiError("invalid_request", f"{field} must be a JSON object, as text", param=field)
-    return arguments
+    except (ValueError, RecursionError, ValidationError):
+        return text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:

@@ -53,6 +53,7 @@ class Sampling(Struct, frozen=True):
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
+    shows_stop: bool = False  # the stop string that ends the answer is part of it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None  # of each token of the answer; None: none
@@ -83,6 +84,10 @@ class ValidGeneration(Struct, frozen=True):
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
     data_sites: DataSites = NO_OTHERS  # that may see it beside this one, as a router says
+    cache_salt: str = ""  # its prompt shares what is cached with those of the same tenant and salt alone
+    most_prompt_tokens: int | None = (
+        None  # the last ones of a longer prompt are read; -1: as many as leave room for the answer
+    )
     lora: str | None = None  # the adapter, where the request names it beside the model
 
     @property

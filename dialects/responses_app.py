@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import orjson
@@ -27,7 +27,7 @@ from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
 if TYPE_CHECKING:
     from dialects.response_store import ResponseStore
 
-RESPONSES = "/v1/responses"  # at the end of a path, or before an id
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # what may be asked below the path instead of an id
 BODY_TIMEOUT_S = 60.0
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
@@ -36,7 +36,8 @@ MOST_LISTED = 100
 SWEEP_EVERY_S = 600.0
 WRITTEN_WITHIN_S = 5.0  # the end of a response that is cancelled
 _PATH = re.compile(
-    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses(?:/(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?)?$"
+    r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses"
+    rf"(?:/(?:(?P<task>{INPUT_TOKENS}|{COMPACT})|(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?))?$"
 )
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
@@ -107,13 +108,19 @@ class ResponsesApp:
         holder = self._access.holder(authorization)
         owner = owner_of(authorization, holder.account.name if holder is not None else "")
         tenant = tenant_of(owner, found["account"]).id
-        method, verb = scope["method"], found["verb"]
+        method, verb, task = scope["method"], found["verb"], found["task"]
         if found["id"] is None:
             if method != "POST":
                 raise ApiError(
                     "method_not_allowed", f"{scope['path']} does not take {method}: POST asks for a response"
                 )
-            return await self._create(tenant, scope, receive, send)
+            if task == COMPACT:
+                sentence = (
+                    "conversations are not compacted here: ask for a summary as for any response, and go on from it"
+                )
+                raise ApiError("not_implemented", sentence)
+            ask = self._create if task is None else self._count
+            return await ask(tenant, scope, receive, send)
         kept = await self.store.find(found["id"], tenant)
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
@@ -132,11 +139,30 @@ class ResponsesApp:
         raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
 
     async def _create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await self._body(scope, receive)
-        fields = read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
+        raw, fields = await self._asked(scope, receive)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
+        body = await self._gathered(asked)
+        if asked.is_background:
+            return await self._begin(asked, _sized(scope, body), body, receive, send)
+        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
+        await self._app(_sized(scope, body), _replayed(body, receive), patched)
+
+    async def _count(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the tokens counted of what a response would be asked."""
+        raw, fields = await self._asked(scope, receive)
+        if isinstance(fields, dict) and isinstance(fields.setdefault("input", []), str | list):
+            raw = await self._gathered(AskedResponse({**fields, "background": None}, tenant))
+        await self._app(_sized(scope, raw), _replayed(raw, receive), send)
+
+    async def _asked(self, scope: Scope, receive: Receive) -> tuple[bytes, Any]:
+        """Return a body, and its fields if it has any. Raises ApiError."""
+        raw = await self._body(scope, receive)
+        return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
+
+    async def _gathered(self, asked: AskedResponse) -> bytes:
+        """Return the body with the whole conversation. Raises ApiError."""
         await asked.gather(self.store)
         body = orjson.dumps(asked.inner())
         if len(body) > self._max_body_bytes:
@@ -144,10 +170,7 @@ class ResponsesApp:
                 "body_too_large",
                 f"with the responses before it, the body is larger than {self._max_body_bytes >> 20} MiB",
             )
-        if asked.is_background:
-            return await self._begin(asked, _sized(scope, body), body, receive, send)
-        patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
-        await self._app(_sized(scope, body), _replayed(body, receive), patched)
+        return body
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Begin a background response, and tell of it, unless it is refused at once."""

@@ -8,7 +8,15 @@ from msgspec.structs import replace
 from dialects.bodies import LISTS, Body, MessageBody, SamplingBody, TokenIds, ToolBody, ToolChoice, read_tool_choice
 from dialects.embeddings import read_inputs
 from dialects.images import Content, ImagePart, read_image
-from dialects.parsing import Resolve, constraint_in, conversation_of, known_model, parse_body, sampling_of
+from dialects.parsing import (
+    Resolve,
+    constraint_in,
+    conversation_of,
+    known_model,
+    parse_body,
+    prompt_options,
+    sampling_of,
+)
 from dialects.requests import Prompt, ValidEmbedding, ValidGeneration
 from wire.errors import ApiError
 
@@ -88,6 +96,7 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
         constraint=constraint,
         ignored=ignored,
         lora=body.lora or None,
+        **prompt_options(body),
     )
 
 

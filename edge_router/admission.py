@@ -19,7 +19,7 @@ from edge_router.request import Head, speaks_for_an_account
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
-from wire.errors import ApiError
+from wire.errors import ApiError, RateLimit
 from wire.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
@@ -126,9 +126,8 @@ class _TenantUse:
         """For one request. Raises ApiError."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
-                raise _refusal(
-                    f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s", wait_s
-                )
+                sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
+                raise _refusal(sentence, wait_s, RateLimit(what, bucket.per_min))
         if self.requests is not None:
             self.requests.take(1, now)
 
@@ -197,7 +196,8 @@ class TenantLimits:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
         sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
-        raise _refusal(sentence, wait_s)
+        rate = None if short.key.limit == "max_open" else RateLimit(short.key.limit.partition("_")[0], short.capacity)
+        raise _refusal(sentence, wait_s, rate)
 
     def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
         """Use as `with`. Raises ApiError, with the time after which to ask again."""
@@ -289,5 +289,5 @@ def _too_many_tokens(per_min: float, need: float, wait_s: float) -> ApiError:
     return _refusal(sentence, wait_s)
 
 
-def _refusal(sentence: str, wait_s: float) -> ApiError:
-    return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s))
+def _refusal(sentence: str, wait_s: float, rate: RateLimit | None = None) -> ApiError:
+    return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s), rate_limit=rate)

@@ -10,31 +10,30 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dialects.kept_responses import Keeping
-from dialects.responses_app import RESPONSES, ResponsesApp
+from dialects.responses_app import ResponsesApp
 from edge_router.activity import Operations, RouterActivity
-from edge_router.batches.routes import BatchRoutes, is_for_batches
+from edge_router.batches.routes import BatchRoutes
 from edge_router.deployments import deployment_api
 from edge_router.discovery import router_place
-from edge_router.durable import PATH, StreamRoutes
+from edge_router.durable import StreamRoutes
 from edge_router.ledger.store import configured
-from edge_router.model_lists import ModelLists, asks_for_models
+from edge_router.model_lists import ModelLists
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
-from edge_router.request import FUNCTIONS
-from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
+from edge_router.routed_finetunes import RoutedFinetunes
 from edge_router.router import EdgeRouter
 from edge_router.routes import FAILURES, OwnRoutes, own_version
+from edge_router.services import RouterService, service_of
 from edge_router.usage import UsageRoutes
 from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from sites.network import NetworkConfig
 from wire import background
+from wire.paths import drop_trailing_slash
 
 if TYPE_CHECKING:
     from dialects.response_store import ResponseDatabase
-
-FORWARDED = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)
 
 
 def build_app(
@@ -60,6 +59,14 @@ class RouterApp(Starlette):
             "1 where kept responses could not be read or written when that was last tried.",
             lambda: float(self.responses.is_failing),
         )
+        self._services: dict[RouterService | None, ASGIApp] = {
+            RouterService.SITES: proxy,
+            RouterService.RESPONSES: self.responses,
+            RouterService.BATCHES: self.batches,
+            RouterService.FINETUNES: self.finetunes,
+            RouterService.MODEL_LISTS: self.model_lists,
+            RouterService.STREAMS: self.streams,
+        }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places)
@@ -75,24 +82,14 @@ class RouterApp(Starlette):
         self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What the router does not answer itself passes by Starlette's error handling: each token would go through two more `send`s."""
-        app: ASGIApp = super().__call__
-        path, query = scope.get("path", ""), scope.get("query_string", b"")  # none of a lifespan
-        may_be_batch = b"queueRequest" in query or "/v1/files" in path or "/v1/batches" in path  # which few are
-        if scope["type"] == "websocket":
-            app = self.edge.tunnels
-        elif RESPONSES in path and path.startswith(FORWARDED[:3]):
-            app = self.responses
-        elif may_be_batch and is_for_batches(path, query):
-            app = self.batches
-        elif "/ai/finetunes" in path and is_about_finetunes(path):
-            app = self.finetunes
-        elif "/models" in path and asks_for_models(scope["method"], path):
-            app = self.model_lists
-        elif path.startswith(FORWARDED):
-            app = self.edge.proxy
-        elif path.startswith(PATH):
-            app = self.streams
+        """Starlette answers what the router has routes of its own for, and everything unknown. All else passes by its error handling: each token
+        would go through two more `send`s."""
+        drop_trailing_slash(scope)
+        app = (
+            self.edge.tunnels
+            if scope["type"] == "websocket"
+            else self._services.get(service_of(scope), super().__call__)
+        )
         await app(scope, receive, send)
 
 

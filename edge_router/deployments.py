@@ -34,7 +34,7 @@ from edge_router.site_clocks import SiteClocks
 from sites.config import ConfigError
 from wire import durable
 from wire.bundles import BundleError
-from wire.credentials import Access, Account, bearer_token_or_none
+from wire.credentials import Access, Account, bearer_token
 from wire.deployments import (
     MAX_VERSIONS,
     PATH,
@@ -80,7 +80,7 @@ class DeployGuard:
     def author(self, request: Request) -> Account | None:
         """Return the account that asks; None: the operator. Raises ApiError."""
         authorization = request.headers.get("authorization")
-        given = bearer_token_or_none(authorization)
+        given = bearer_token(authorization)
         if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
             return None
         if any(key.opens("deploy") for key in self.access.keys.values()):

@@ -35,10 +35,6 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def asks_for_models(method: str, path: str) -> bool:
-    return method == "GET" and _PATH.fullmatch(path) is not None
-
-
 class ModelLists:
     """Lists are what all sites have together: of a model that several have, the entry of the first in the router's file. An account sees what it may
     use, everybody sees prices."""
@@ -61,7 +57,7 @@ class ModelLists:
 
     async def _answer(self, client: Downstream) -> Answer:
         found = _PATH.fullmatch(client.head.path)
-        assert found is not None, "asks_for_models has looked"
+        assert found is not None, "services.py has looked"
         query = dict(parse_qsl(client.head.target.partition("?")[2], keep_blank_values=True))
         if found["verb"] == "search":
             return await self._searched(client, query)

@@ -26,7 +26,7 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import API_KEY, Key, bearer_token, bearer_token_or_none, owner_of
+from wire.credentials import API_KEY, Key, bearer_token, bearer_token_or_none, owner_of, salted
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (
@@ -103,7 +103,7 @@ class Head:
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.holder: Key | None = None  # the known key that it has, once it is admitted
-        self.dialect = dialect_of(path)
+        self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
         self._first = dict(reversed(headers))
 
@@ -116,13 +116,12 @@ class Head:
 
     @property
     def key(self) -> str:
-        """The client's key; empty where it has none. Raises ApiError for other credentials, which functions alone may have."""
-        read = bearer_token_or_none if self.is_for_function else bearer_token
-        return read(self.header("authorization"))
+        """The client's key; empty where it has none."""
+        return bearer_token(self.header("authorization"))
 
     @property
     def owner(self) -> str:
-        """The account that is known, or else the key. Raises ApiError as `key` does."""
+        """The account that is known, or else the key."""
         return self.key if self.holder is None else owner_of(None, self.holder.account.name)
 
     @property
@@ -265,7 +264,8 @@ class RequestParser(NamedTuple):
         if model is None:
             named = fields.get("model")
             model = named if isinstance(named, str) else None
-        conversation = _conversation(tenant_salt(head.owner, account, secret), head, fields, model or "")
+        salt = salted(tenant_salt(head.owner, account, secret), fields.get("cache_salt"))
+        conversation = _conversation(salt, head, fields, model or "")
         name = AnswerName.fresh() if secret and model is not None else None
         wants_stream = fields.get("stream") is True
         most = _most_tokens(fields)

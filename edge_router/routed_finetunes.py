@@ -10,7 +10,7 @@ from edge_router.downstream import Downstream
 from edge_router.finetunes import SiteFinetunes
 from edge_router.proxy import Proxy
 from wire.errors import ApiError, message_of
-from wire.finetunes import FINETUNES, PUBLIC, Finetune
+from wire.finetunes import FINETUNES, Finetune
 from wire.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
 
 CREATE_BYTES = 64 << 10
@@ -19,12 +19,6 @@ UPLOAD_S = 600.0
 _AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # whose they are, a site knows by the key
 
 Answer = tuple[int, bytes]
-
-
-def is_about_finetunes(path: str) -> bool:
-    """Tell whether a request is about an account's own fine-tunes; those for everybody are listed by any site."""
-    found = FINETUNES.match(path)
-    return found is not None and found["id"] != PUBLIC
 
 
 class RoutedFinetunes:
@@ -39,7 +33,7 @@ class RoutedFinetunes:
     async def _admit(self, client: Downstream) -> None:
         config = self._proxy.config
         found = FINETUNES.match(client.head.path)
-        assert found is not None, "is_about_finetunes has looked"
+        assert found is not None, "services.py has looked"
         with await self._proxy.admission.admit(client.head, client.address):
             if not self._proxy.parser.secret:
                 sentence = f"fine-tunes come to sites that know this router: set {HOP_SECRET_ENV}, here and there"

@@ -119,7 +119,7 @@ class OwnRoutes:
             parser = RequestParser(self._proxy.parser.secret, self._proxy.config.max_hops, self._supposed_place)
             asked = await aside_if_large(body, parser.parse, head, body, request_id_of(head), address)
         except ApiError as error:
-            return refusal(error, path)
+            return refusal(error, request)
         route, preferences = self._proxy.selector.rank(asked)
         ranked = {preference.backend.name for preference in preferences}
         return _json({
@@ -150,14 +150,14 @@ class OwnRoutes:
         return self._places.place(address, header, is_hop or bool(header))
 
 
-def refusal(error: ApiError, path: str) -> Response:
-    dialect = dialect_of(path)
+def refusal(error: ApiError, request: Request) -> Response:
+    dialect = dialect_of(request.url.path, request.headers.raw)
     return Response(orjson.dumps(error.body(dialect)), error.status(dialect), dict(error.headers()), JSON)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return refusal(error, request.url.path)
+    return refusal(error, request)
 
 
 async def _left(request: Request, error: Exception) -> Response:
@@ -168,12 +168,12 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """For paths that are neither forwarded nor the router's own."""
     path = request.url.path
     sentence = f"there is nothing at {path[:200]}: the API is under /ai/v1/, /v1/, /client/v4/ and /fn/"
-    return refusal(ApiError("not_found", sentence), path)
+    return refusal(ApiError("not_found", sentence), request)
 
 
 async def _method_not_allowed(request: Request, error: Exception) -> Response:
     path = request.url.path
-    return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), path)
+    return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), request)
 
 
 # What a route raises, and what comes of it.

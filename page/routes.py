@@ -69,8 +69,9 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """The page itself, for browsers. Raises HTTPException (404) for programs, which have no use for it."""
-        if "text/html" not in request.headers.get("accept", ""):
+        """The page itself, for browsers. Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is
+        something, as Claude Code does first."""
+        if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return Response(self._index, headers=GUARDS, media_type="text/html")
 

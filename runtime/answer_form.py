@@ -51,6 +51,7 @@ class AnswerForm:
         return OutputProcessor(
             parser,
             stop=self._request.sampling.stop,
+            shows_stop=self._request.sampling.shows_stop,
             hidden_token_ids=frozenset(
                 (*self._model.info.eos_token_ids, *self._request.sampling.stop_token_ids),
             ),

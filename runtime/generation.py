@@ -35,7 +35,7 @@ from runtime.tracing import SiteTracing
 from runtime.traffic import Traffic
 from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
-from wire.credentials import Tenant
+from wire.credentials import Tenant, salted
 from wire.data_sites import DataSites
 from wire.errors import ApiError
 
@@ -331,7 +331,7 @@ async def as_submits(
             request.model,
             prompt.token_ids,
             sampling,
-            tenant.salt,
+            salted(tenant.salt, request.cache_salt),
             constraint=constraint,
             adapter=adapter,
             images=prompt.images,

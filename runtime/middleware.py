@@ -21,6 +21,7 @@ from runtime.tracing import RequestSpan, SiteTracing
 from wire import headers
 from wire.credentials import Access, with_bearer
 from wire.errors import ApiError, dialect_of
+from wire.paths import drop_trailing_slash
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
@@ -83,6 +84,7 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
+        drop_trailing_slash(scope)  # the signature was made of the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         scope[GENUINE_HOP] = is_genuine
@@ -117,7 +119,9 @@ class SiteMiddleware:
         except Exception as error:
             if has_begun:
                 raise
-            await send_error(answering(scope, named), _as_api_error(error, scope), dialect_of(scope["path"]))
+            await send_error(
+                answering(scope, named), _as_api_error(error, scope), dialect_of(scope["path"], scope["headers"])
+            )
 
     def _request_id(self, scope: Scope) -> tuple[str, str | None]:
         """The router's id where its signature is genuine, with the digest of the body that it has signed; else a new one, and None. Raises ApiError

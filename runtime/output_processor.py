@@ -59,8 +59,10 @@ def joined(deltas: list[Delta]) -> Delta:
 class StopMatcher:
     """Finds the first stop string in a growing text, and holds back what may become one."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, shows_found: bool = False) -> None:
+        """`shows_found`: the stop string is part of the text that it ends."""
         self._stops = stops
+        self._shows_found = shows_found
         self.held = ""  # that may become a stop string
         self.found: str | None = None  # that has ended the text
 
@@ -75,7 +77,7 @@ class StopMatcher:
             self.held = ""
             end, start = min(found)
             self.found = text[start:end]
-            return text[:start], True
+            return text[: end if self._shows_found else start], True
         held = held_suffix(text, self._stops)
         self.held = text[len(text) - held :]
         return text[: len(text) - held], False
@@ -97,13 +99,14 @@ class OutputProcessor:
         parser: AnswerParser,
         *,
         stop: tuple[str, ...] = (),
+        shows_stop: bool = False,
         hidden_token_ids: frozenset[int] = frozenset(),
         one_call_only: bool = False,
         whole_calls: bool = False,
     ) -> None:
         """`whole_calls`: a call comes out at its end, all of it, and one that has no end does not."""
         self._parser = parser
-        self._stop = StopMatcher(stop)
+        self._stop = StopMatcher(stop, shows_found=shows_stop)
         self._hidden_token_ids = hidden_token_ids
         self._calls = _Calls(one_only=one_call_only, whole=whole_calls)
         self._tokens = _PendingTokens()

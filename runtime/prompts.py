@@ -60,11 +60,27 @@ async def _encode(
         token_ids = await _encode_text(model, request, prompt, is_rendered=False)
     else:
         token_ids = prompt
+    token_ids = _truncated(model, request, token_ids, has_images=bool(placed))
     if not token_ids:
         raise ApiError("invalid_request", "the prompt is empty; send at least one token", param=request.prompt_field)
     if len(token_ids) >= model.info.context_length:
         raise _too_long(model, request, str(len(token_ids)))
     return EncodedPrompt(token_ids, placed)
+
+
+def _truncated(
+    model: AwakeModel, request: ValidGeneration, token_ids: tuple[int, ...], *, has_images: bool
+) -> tuple[int, ...]:
+    """Return the prompt's last tokens, as many as the request wants. Raises ApiError."""
+    most = request.most_prompt_tokens
+    if most is None:
+        return token_ids
+    if most < 0:
+        most = max(1, model.info.context_length - max(1, request.sampling.max_tokens or 1))
+    if len(token_ids) > most and has_images:
+        sentence = "truncate_prompt_tokens: a prompt with images cannot be cut: shorten it"
+        raise ApiError("invalid_request", sentence, param="truncate_prompt_tokens")
+    return token_ids[-most:]
 
 
 def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
@@ -131,6 +147,8 @@ def _num_images(message: dict[str, object]) -> int:
 async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
     """Encode a text, or only the beginning of one far beyond the context: all of it would keep a core busy for seconds, to be refused."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
+    if request.most_prompt_tokens is not None:  # the last tokens are wanted
+        return await tokenizer.encode_prompt(text, is_rendered=is_rendered)
     beginning = text[: MANY_CHARACTERS * limit]
     for part in (beginning, text):
         # What follows may change the last tokens, not half of them.

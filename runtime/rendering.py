@@ -5,8 +5,8 @@ conversation in the event loop, a long one in a thread. Refuses to know tokens' 
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from engine.chat_template import (
 from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from engine.tokenizer import Tokenizer, unmarked
 from runtime.engines.checkpoint_children import children, run_guarded
+from runtime.message_forms import other_forms
 
 RENDER_CPU_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
 RENDER_BYTES = 512 << 20
@@ -57,14 +58,13 @@ class Rendering:
             await self.check()
         try:
             return await self._text(conversation, conversation.messages, is_short)
+        except BrokenTemplateError:
+            raise
         except ChatTemplateError as error:
-            with_text = _with_arguments_as_text(conversation.messages)
-            if with_text is None:
-                raise
-            try:
-                return await self._text(conversation, with_text, is_short)  # as those of DeepSeek want them
-            except ChatTemplateError:
-                raise error from None
+            for messages in other_forms(conversation.messages):
+                with suppress(ChatTemplateError):
+                    return await self._text(conversation, messages, is_short)
+            raise error from None
 
     async def _text(self, conversation: Conversation, messages: Messages, is_short: bool) -> str:
         told = (messages, conversation.tools, dict(conversation.variables))
@@ -157,23 +157,6 @@ class _InChild:
             except JobError as error:
                 kind = BrokenTemplateError if error.name == BrokenTemplateError.__name__ else ChatTemplateError
                 raise kind(str(error)) from None
-
-
-def _with_arguments_as_text(messages: Messages) -> Messages | None:
-    """Return messages whose calls have their arguments as JSON text; None: they have no calls."""
-    if not any("tool_calls" in message for message in messages):
-        return None
-    return tuple(
-        {**message, "tool_calls": [_as_text(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    )
-
-
-def _as_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _left_open(text: str, content: str) -> str:

@@ -81,12 +81,12 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     ] = False
     hosts: Annotated[
         tuple[str, ...],
-        Meta(description="host names, without ports, that a listener on 127.0.0.1 answers to beside localhost's own"),
+        Meta(description="host names, without ports, that a listener on 127.0.0.1 answers to beside local ones"),
     ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description='whose pages may read answers, as https://app.example.com; "*": everybody\'s. Functions answer for themselves'
+            description='whose pages may read answers beside those of localhost, as https://app.example.com; "*": all. Functions say so themselves'
         ),
     ] = ()
     server: Annotated[

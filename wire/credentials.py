@@ -29,20 +29,10 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
 @lru_cache(4096)  # a client sends the same with each request
 def bearer_token(authorization: str | None) -> str:
-    """Return the key; empty where the header is missing or empty. Raises ApiError for anything but `Bearer KEY`."""
-    if not authorization or not authorization.strip(" \t"):
-        return ""
-    if (found := _BEARER.fullmatch(authorization.strip(" \t"))) is None:
-        raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")
-    return found[1]
-
-
-def bearer_token_or_none(authorization: str | None) -> str:
-    """Return the same where other schemes are somebody else's to judge, a function's: they are no key of ours."""
-    try:
-        return bearer_token(authorization)
-    except ApiError:
-        return ""
+    """Return the key; empty where there is none. Other credentials are no key of ours: a function may judge them, and where no key is required they
+    change nothing, as `Bearer ` with an empty variable behind it."""
+    found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
+    return "" if found is None else found[1]
 
 
 class Tenant(NamedTuple):
@@ -69,6 +59,13 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
     digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
     id = digest[:8].hex()
     return Tenant(id, digest[8:24], tenant_of(owner, None).id if account_id else id)
+
+
+def salted(salt: bytes, cache_salt: object) -> bytes:
+    """Return the salt of what a request shares: with all of its tenant's, or with those alone that name the same `cache_salt`."""
+    if not isinstance(cache_salt, str) or not cache_salt:
+        return salt
+    return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
 
 
 ANONYMOUS = Tenant("anonymous", hashlib.sha256(b"pilotlight anonymous tenant").digest()[8:24], "anonymous")
@@ -208,6 +205,8 @@ class Access:
     def key(self, authorization: str | None, scope: str) -> Key:
         """Return the key of whoever asks. Raises ApiError for none, for one that is not known, and for one that does not open this."""
         token = bearer_token(authorization)
+        if not token and authorization and authorization.strip(" \t"):
+            raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")
         if not token:
             raise ApiError("unauthorized", "this needs a key: send it as `Authorization: Bearer KEY`")
         key = self.keys.get(_digest_of(token))

@@ -4,6 +4,7 @@ Every refusal a client can see is a word of this table with a sentence that says
 ones where one fits; 5000 is ours (they document none for an internal error). The module refuses to know what went wrong.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -71,19 +72,35 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's, for what is 503 elsewhere
+ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+
+
+class RateLimit(NamedTuple):
+    """A limit per minute that is used up."""
+
+    kind: str  # requests or tokens
+    per_min: float
 
 
 class ApiError(Exception):
-    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` becomes the header."""
+    """A refusal in one of the table's words. `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
 
     def __init__(
-        self, word: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        word: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         super().__init__(message)
         self.word = word
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.rate_limit = rate_limit
         self.kind = ERRORS[word]
 
     def status(self, dialect: Dialect) -> int:
@@ -116,17 +133,28 @@ class ApiError(Exception):
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
+        if (limit := self.rate_limit) is not None:  # OpenAI's headers
+            headers += [
+                (f"x-ratelimit-limit-{limit.kind}", f"{limit.per_min:.0f}"),
+                (f"x-ratelimit-remaining-{limit.kind}", "0"),
+                (f"x-ratelimit-reset-{limit.kind}", f"{max(1, round(self.retry_after_s or 0))}s"),
+            ]
         return headers
 
 
-def dialect_of(path: str) -> Dialect:
-    """Return the dialect that a request path speaks: OpenAI's paths are under Cloudflare's too."""
-    if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):
+def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:
+    """Return the dialect that a request speaks: OpenAI's paths are under Cloudflare's too, and paths that several dialects have, or none, are
+    Anthropic's for a client that names its version."""
+    if path.endswith("/v1/messages") or "/v1/messages/" in path:
         return Dialect.ANTHROPIC
     if "/v1/responses" in path:
         return Dialect.OPENAI_RESPONSES
-    is_native = path.startswith("/client/v4/") and "/ai/v1/" not in path
-    return Dialect.WORKERS_AI if is_native else Dialect.OPENAI
+    if path.startswith("/client/v4/") and "/ai/v1/" not in path:
+        return Dialect.WORKERS_AI
+    is_of_openai = path.endswith(_OPENAI_PATHS) or path.startswith("/fn/")
+    if not is_of_openai and any(name == ANTHROPIC_VERSION for name, _ in headers):
+        return Dialect.ANTHROPIC
+    return Dialect.OPENAI
 
 
 def message_of(body: bytes) -> str:

@@ -7,7 +7,7 @@ import orjson
 from dialects.exact_json import exact_loads
 from wire.errors import ApiError, Dialect
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_REQUESTS = 50_000  # of one batch, as OpenAI's
 MOST_FAULTS = 100  # told of one file
 OUT_OF_TIME = "the request was not answered within the batch's time"

@@ -4,7 +4,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -18,28 +18,37 @@ from edge_router.batches.lines import (
     read_queued,
 )
 from edge_router.batches.queue import BatchQueue
-from edge_router.batches.store import INPUT, WITHIN_S, BatchCounts, StoredBatch, StoredFile, batch_fields, file_fields
+from edge_router.batches.store import (
+    INPUT,
+    KEPT_S,
+    WITHIN_S,
+    BatchCounts,
+    StoredBatch,
+    StoredFile,
+    batch_fields,
+    file_fields,
+)
 from edge_router.downstream import Downstream
 from edge_router.proxy import Proxy
 from wire.credentials import owner_of, tenant_of
 from wire.errors import ApiError
 from wire.forms import file_in, read_form
+from wire.headers import IGNORED
 
 Item = TypeVar("Item", StoredBatch, StoredFile)
 
 MOST_LISTED = 100
 MOST_METADATA = 16  # pairs, as OpenAI's
+MOST_IGNORED = 16  # fields in a header
+LEAST_KEPT_S = 3600  # as OpenAI's
+EXPIRES, OUTPUT_EXPIRES = "expires_after", "output_expires_after"
+ANCHORED = ("anchor", "seconds")
+FORM_FIELDS = ("file", "purpose", *(f"{EXPIRES}[{name}]" for name in ANCHORED))
+BATCH_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata", OUTPUT_EXPIRES)
 _PATH = re.compile(
     r"^(?P<before>(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?)/v1/(?P<what>files|batches)(?:/(?P<id>[^/]+)(?:/(?P<verb>content|cancel))?)?$"
 )
 _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)$")
-
-
-def is_for_batches(path: str, query: bytes) -> bool:
-    """Tell whether a request is for batches, and not for a site."""
-    if b"queueRequest" in query and _RUN.match(path) is not None:
-        return parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"
-    return _PATH.match(path) is not None
 
 
 class BatchRoutes:
@@ -70,7 +79,12 @@ class BatchRoutes:
         if isinstance(told, StoredBatch):
             return await _send_responses(client, queue, told)
         body = await queue.do(orjson.dumps, told)
-        await client.respond(200, [("content-type", "application/json"), ("content-length", str(len(body)))], body)
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        if asked.ignored:
+            headers.append(
+                (IGNORED, ", ".join(quote(name[:64], safe="[]_. ") for name in asked.ignored[:MOST_IGNORED]))
+            )
+        await client.respond(200, headers, body)
 
 
 async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile) -> None:
@@ -105,8 +119,9 @@ class _Asked:
     def __init__(self, queue: BatchQueue, client: Downstream, body: bytes) -> None:
         head = client.head
         found = _PATH.match(head.path) or _RUN.match(head.path)
-        assert found is not None, "is_for_batches has looked"
+        assert found is not None, "services.py has looked"
         self._found = found.groupdict()
+        self.ignored: list[str] = []  # fields that mean nothing here
         self._queue = queue
         self._head = head
         self._body = body
@@ -152,11 +167,15 @@ class _Asked:
             if not isinstance(purpose, str) or purpose.strip() != INPUT:
                 sentence = "the form's field purpose must be batch: files are kept for nothing else"
                 raise ApiError("invalid_request", sentence, param="purpose")
+            keep_s = _lifetime(
+                {name: form[f"{EXPIRES}[{name}]"] for name in ANCHORED if f"{EXPIRES}[{name}]" in form}, EXPIRES
+            )
+            self.ignored += [name for name in form if name not in FORM_FIELDS]
             name, content = (file.filename or "")[:256], await file.read()
         finally:
             await form.close()
         queue = self._queue
-        return file_fields(await queue.do(queue.store.add_file, self._owner, name, INPUT, content, queue.now_s))
+        return file_fields(await queue.do(queue.store.add_file, self._owner, name, INPUT, content, queue.now_s, keep_s))
 
     async def _file(self, name: str, method: str, verb: str | None) -> Fields | StoredFile:
         queue = self._queue
@@ -179,6 +198,10 @@ class _Asked:
         if not isinstance(name, str):
             raise ApiError("invalid_request", "input_file_id must name a file", param="input_file_id")
         _check_metadata(metadata)
+        if _lifetime(fields.get(OUTPUT_EXPIRES) or {}, OUTPUT_EXPIRES) != KEPT_S:
+            sentence = f"{OUTPUT_EXPIRES}: what a batch has answered is kept for {KEPT_S} s after its end: delete its files sooner by yourself"
+            raise ApiError("unsupported_parameter", sentence, param=OUTPUT_EXPIRES)
+        self.ignored += [name for name, value in fields.items() if value is not None and name not in BATCH_FIELDS]
         file = await queue.do(queue.store.file, name, self._owner)
         if file.purpose != INPUT:
             raise ApiError(
@@ -242,6 +265,19 @@ class _Asked:
         data = await self._queue.do(lambda: [tell(item) for item in chosen])
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > len(data)}
+
+
+def _lifetime(asked: object, param: str) -> int:
+    """Return for how many seconds a client wants a file to be kept. Raises ApiError."""
+    if asked == {}:
+        return KEPT_S
+    anchor, seconds = (asked.get("anchor"), asked.get("seconds")) if isinstance(asked, dict) else (None, None)
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # as a form has it
+        seconds = int(seconds[:10])
+    if anchor != "created_at" or type(seconds) is not int or not LEAST_KEPT_S <= seconds <= KEPT_S:
+        sentence = f'{param} must have the anchor "created_at" and from {LEAST_KEPT_S} to {KEPT_S} seconds, for which files are kept here'
+        raise ApiError("invalid_request", sentence, param=param)
+    return seconds
 
 
 def _check_metadata(metadata: object) -> None:

@@ -104,7 +104,9 @@ class BatchStore:
     def close(self) -> None:
         self._connection.close()
 
-    def add_file(self, owner: str, name: str, purpose: str, content: bytes, now_s: int) -> StoredFile:
+    def add_file(
+        self, owner: str, name: str, purpose: str, content: bytes, now_s: int, keep_s: int = KEPT_S
+    ) -> StoredFile:
         """Raises ApiError where the owner has as much as is kept."""
         with self._connection as connection:
             row = connection.execute(
@@ -114,12 +116,12 @@ class BatchStore:
                 raise ApiError(
                     "quota_exceeded", f"more than {MOST_BYTES >> 20} MiB of files: delete some", retry_after_s=60
                 )
-            return self._write_file(owner, name, purpose, len(content), content, now_s)
+            return self._write_file(owner, name, purpose, len(content), content, now_s, keep_s)
 
     def _write_file(
-        self, owner: str, name: str, purpose: str, num_bytes: int, content: bytes, now_s: int
+        self, owner: str, name: str, purpose: str, num_bytes: int, content: bytes, now_s: int, keep_s: int = KEPT_S
     ) -> StoredFile:
-        file = StoredFile(f"file-{secrets.token_hex(12)}", owner, name, purpose, now_s, now_s + KEPT_S, num_bytes)
+        file = StoredFile(f"file-{secrets.token_hex(12)}", owner, name, purpose, now_s, now_s + keep_s, num_bytes)
         self._connection.execute(
             f"INSERT INTO files ({_FILE}, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*file, content)
         )

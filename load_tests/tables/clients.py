@@ -12,6 +12,10 @@ def libraries(results: Record) -> Iterable[list[str]]:
     return _rows(results["libraries"])
 
 
+def agents(results: Record) -> Iterable[list[str]]:
+    return _rows(results["agents"])
+
+
 def generators(results: Record) -> Iterable[list[str]]:
     return _rows(results["generators"])
 

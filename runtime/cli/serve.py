@@ -26,7 +26,7 @@ from sites.accounts import KeysFile
 from sites.config import parse
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_keys
-from wire.credentials import bearer_token_or_none
+from wire.credentials import bearer_token
 
 _PATHS = {"chat": "chat/completions", "completion": "completions", "embedding": "embeddings"}
 _ASKED: dict[str, dict[str, Any]] = {
@@ -181,7 +181,7 @@ class Clients(NamedTuple):
         """Return the clients' accounts and keys. Raises ConfigError, and CliError for an unusable key."""
         known = KeysFile() if self.keys_file is None else load_keys(self.keys_file)
         if self.api_key is not None:
-            if not bearer_token_or_none(f"Bearer {self.api_key}"):
+            if not bearer_token(f"Bearer {self.api_key}"):
                 raise CliError(
                     "The key must have no spaces and be printable ASCII; `pilotlight keys create` makes one."
                 )

@@ -5,6 +5,8 @@ from dialects.requests import ValidGeneration
 from engine.formats import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
 from runtime.generation import Generation, Generator
 from runtime.output_processor import Delta
+from runtime.responses.logprobs import text_logprobs
+from wire.chat import ChatLogprobs
 
 
 class BlockBuilder:
@@ -12,6 +14,8 @@ class BlockBuilder:
 
     def __init__(self, new_writer: NewWriter, request: ValidGeneration, generator: Generator) -> None:
         self._writer = new_writer(request)
+        self._request = request
+        self._models = generator.models.registry
         self._delivery = request.delivery
         self._has_begun = False
 
@@ -27,7 +31,7 @@ class BlockBuilder:
                 self._go_on(generation)
             else:
                 events = self._writer.started(generation.usage)
-        return events + b"".join(_written(self._writer, part) for part in delta.parts)
+        return events + self._written(delta)
 
     def ending(self, generation: Generation) -> bytes:
         assert generation.finish_reason is not None
@@ -36,9 +40,23 @@ class BlockBuilder:
     def whole(self, deltas: list[Delta], generation: Generation) -> bytes:
         (delta,) = deltas
         assert delta.finish_reason is not None
-        for part in delta.parts:
-            _written(self._writer, part)
+        self._written(delta)
         return self._writer.finish_whole(generation.usage, delta.finish_reason, generation.stop_string)
+
+    def _written(self, delta: Delta) -> bytes:
+        """Return a delta's events, with the logprobs of its texts where they were asked for."""
+        logprobs = iter(self._text_logprobs(delta)) if self._request.sampling.num_logprobs is not None else None
+        return b"".join(
+            self._writer.add("text", part.text, next(logprobs).content)
+            if logprobs is not None and isinstance(part, TextPart)
+            else _written(self._writer, part)
+            for part in delta.parts
+        )
+
+    def _text_logprobs(self, delta: Delta) -> list[ChatLogprobs]:
+        tokenizer = self._models.tokenizer(self._request.model)
+        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
+        return text_logprobs([part.text for part in delta.parts if isinstance(part, TextPart)], delta.tokens, tokenizer)
 
     def _go_on(self, generation: Generation) -> None:
         self._writer.started(generation.usage)

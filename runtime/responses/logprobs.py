@@ -4,6 +4,7 @@ Knows token texts and offsets; refuses to know where a number comes from.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from engine.protocol import TokenLogprobs
 from engine.tokenizer import Tokenizer
@@ -13,6 +14,23 @@ from wire.chat import ChatLogprobs, CompletionLogprobs, PromptLogprob, PromptLog
 
 def chat_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> ChatLogprobs:
     return ChatLogprobs(tuple(_token_logprob(token, tokenizer) for token in tokens if token.is_shown))
+
+
+def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokenizer: Tokenizer) -> list[ChatLogprobs]:
+    """Return the logprobs of each of an answer's texts: other tokens were reasoning, calls or their markup."""
+    spelled = [tokenizer.token_bytes(token.token_id) for token in tokens]
+    ends = list(accumulate(map(len, spelled)))
+    written, behind, found = b"".join(spelled), 0, []
+    for text in texts:
+        start = max(written.find(text.encode(), behind), behind)
+        behind = start + len(text.encode())
+        own = [
+            token
+            for token, piece, end in zip(tokens, spelled, ends, strict=True)
+            if end > start and end - len(piece) < behind
+        ]
+        found.append(chat_logprobs(own, tokenizer))
+    return found
 
 
 def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:

@@ -49,18 +49,12 @@ class FinetuneRoutes:
         self._num_uploads = 0
 
     def routes(self) -> list[Route]:
-        found = [
+        return [
             Route(f"{PREFIX}/public", self.public),
             Route(PREFIX, self.all, methods=["GET"]),
             Route(PREFIX, self.create, methods=["POST"]),
             Route(f"{PREFIX}/{{id}}", self.remove, methods=["DELETE"]),
             Route(f"{PREFIX}/{{id}}/finetune-assets", self.upload, methods=["POST"]),
-        ]
-        # curl and wrangler end paths with a slash
-        slashed = [Route(f"{each.path}/", each.endpoint, methods=list(each.methods or ())) for each in found]
-        return [
-            *found,
-            *slashed,
             Route(INTERNAL_PATH, self.told, methods=["GET"]),
             Route(f"{INTERNAL_PATH}/{{id}}", self.one, methods=["GET", "PUT", "DELETE"]),
         ]

@@ -7,11 +7,12 @@ from starlette.types import Receive, Scope, Send
 
 from dialects.kept_responses import Keeping
 from dialects.openai_responses import ResponsesWriter, parse_response
-from dialects.responses_app import ResponsesApp
+from dialects.responses_app import INPUT_TOKENS, ResponsesApp
 from runtime.generation import Generator
 from runtime.middleware import GENUINE_HOP
 from runtime.responses.blocks import BlockBuilder
 from runtime.routes.endpoint import MIB, PREFIXES, Endpoint
+from runtime.routes.token_count import TokenCount
 from sites.site import SiteConfig
 from wire.credentials import Access
 from wire.errors import Dialect
@@ -24,8 +25,9 @@ class ResponsesEndpoint:
         limits, kept = config.limits, config.responses
         build = partial(BlockBuilder, ResponsesWriter)
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
+        self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
         keeping = Keeping(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
-        self._keeping = ResponsesApp(self._endpoint, access, int(limits.max_body_mib * MIB), keeping)
+        self._keeping = ResponsesApp(self._answer, access, int(limits.max_body_mib * MIB), keeping)
 
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]
@@ -36,7 +38,12 @@ class ResponsesEndpoint:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._endpoint if scope.get(GENUINE_HOP, False) else self._keeping
+        app = self._answer if scope.get(GENUINE_HOP, False) else self._keeping
+        await app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has all of its conversation."""
+        app = self._count if scope["path"].endswith(f"/{INPUT_TOKENS}") else self._endpoint
         await app(scope, receive, send)
 
     async def run(self) -> None:

@@ -22,7 +22,9 @@ def chat() -> None:
     expect(again.usage.input_tokens > answer.usage.total_tokens - 20 and again.previous_response_id == answer.id, again)
     expect(client.responses.retrieve(answer.id).output_text == answer.output_text, answer.id)
     items = client.responses.input_items.list(again.id, order="asc").data
-    expect([item.type for item in items] == ["message"] * 3, items)
+    expect([item.type for item in items] == ["message"] * 3 and items[2].content[0].text == "And of Oslo?", items)
+    counted = client.responses.input_tokens.count(model=CHAT, input="And of Oslo?", previous_response_id=answer.id)
+    expect(counted.input_tokens == again.usage.input_tokens, (counted, again.usage))
     client.responses.delete(answer.id)
     harness.expect_raised(openai.NotFoundError, lambda: client.responses.retrieve(answer.id), answer.id)
     cut = ask(max_output_tokens=2)

@@ -38,6 +38,14 @@ async def test_only_known_keys_are_served_and_others_learn_what_to_send() -> Non
             assert (response.status, (await response.json())["errors"][0]["code"]) == (401, 10000)
 
 
+@pytest.mark.parametrize("given", ["Bearer", "Bearer two words", "Basic dXNlcjo=", "Bearer anything"])
+async def test_where_no_key_is_required_credentials_of_any_form_are_ignored(given: str) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        async with running.chat(headers={"authorization": given}, stream=False) as response:
+            assert response.status == 200, await response.text()
+
+
 async def test_the_official_client_raises_its_own_authentication_error() -> None:
     async with (
         sites("ams1") as fakes,

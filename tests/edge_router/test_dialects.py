@@ -39,6 +39,18 @@ async def test_a_stream_ends_with_its_dialects_last_event() -> None:
         assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 2
 
 
+@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/complete", "/v1/messages/batches", "/nothing"])
+async def test_errors_have_anthropics_shape_for_clients_that_name_its_version(path: str) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(404, {"type": "error", "error": {"type": "not_found_error"}})
+        version = {"anthropic-version": "2023-06-01"}
+        async with running.http.get(running.url + path, headers=version) as response:
+            told = await response.json()
+            assert (response.status, told["type"], told["error"]["type"]) == (404, "error", "not_found_error")
+        async with running.http.post(running.url + "/v1/chat/completions", data=b"{", headers=version) as response:
+            assert (response.status, "type" in await response.json()) == (400, False)
+
+
 async def test_a_stream_that_is_cut_ends_with_its_dialects_error() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         for path in (PATH, "/v1/responses"):

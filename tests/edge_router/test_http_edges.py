@@ -6,6 +6,7 @@ import socket
 import threading
 from typing import Any
 
+import aiohttp
 import pytest
 
 from edge_router.request import AT_ONCE_BYTES, RequestParser
@@ -289,3 +290,25 @@ async def test_bodies_in_flight_have_one_budget_and_it_is_whole_again_when_they_
                 await client.say(half)
                 assert status_of(await client.hear_until(b"\r\n\r\n")) == 200
         await running.until(lambda: running.counted("pilotlight_router_body_bytes") == 0)
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+async def test_a_body_of_any_kind_at_an_unknown_path_is_404_and_unread(size: int) -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        form = aiohttp.FormData({"model": "ember"})
+        form.add_field("file", io.BytesIO(b"\xff" * size), filename="speech.wav")
+        async with running.http.post(running.url + "/v1/audio/transcriptions", data=form) as response:
+            told = await response.json()
+            assert (response.status, told["error"]["code"]) == (404, "not_found")
+        assert not fakes[0].seen
+
+
+async def test_a_slash_at_the_end_of_an_apis_path_changes_nothing() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = answer(200, {"ok": True})
+        for path in ("/v1/chat/completions", "/client/v4/accounts/a/ai/run/@cf/m"):
+            async with running.http.post(f"{running.url}{path}/", json={"model": "m", "messages": []}) as response:
+                assert response.status == 200, await response.text()
+            assert fakes[0].seen[-1].path == path
+        async with running.http.head(running.url + "/") as response:
+            assert response.status == 200

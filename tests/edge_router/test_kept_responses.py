@@ -115,13 +115,13 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
                     "type": "response.failed", "sequence_number": place + 1, "response": failed,
                 }  # fmt: skip
             items = await alice.fields(f"{second['id']}/input_items?order=asc")
-            assert [item.get("content", item.get("said")) for item in items["data"]] == [
+            assert [item["said"] if "said" in item else item["content"][0]["text"] for item in items["data"]] == [
                 "one", first["output"][0]["said"], "two",
             ]  # fmt: skip
             await alice.ask(input="three", previous_response_id=second["id"])
             sent = json.loads(site.bodies[-1])["input"]
             assert [item["id"] for item in sent[:3]] == [item["id"] for item in items["data"]]
-            assert [len(sent), sent[3]["id"], sent[4]["content"]] == [5, second["output"][0]["id"], "three"]
+            assert [len(sent), sent[3]["id"], sent[4]["content"][0]["text"]] == [5, second["output"][0]["id"], "three"]
 
 
 async def test_what_was_told_to_be_kept_is_kept_whenever_the_router_is_killed(tmp_path: Path) -> None:

@@ -283,3 +283,13 @@ def test_a_stream_is_durable_where_its_body_or_its_client_says_so_and_the_site_d
 ) -> None:
     head = Head("POST", "/v1/completions", "/v1/completions", [("prefer", prefer)] if prefer else [])
     assert wants_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
+
+
+def test_a_cache_salt_parts_the_conversations_of_one_tenant() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    chains = [
+        look(orjson.dumps({"model": "m", "messages": messages, **salt})).conversation.prefixes
+        for salt in ({}, {"cache_salt": ""}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": 5})
+    ]
+    assert chains[0] == chains[1] == chains[4]
+    assert len({chain[-1].digest for chain in chains}) == 3

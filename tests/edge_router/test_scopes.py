@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pytest
 from starlette.routing import Mount, Route
 
-from edge_router.app import FORWARDED, build_app
-from edge_router.durable import PATH as STREAMS
+from edge_router.app import build_app
+from edge_router.services import RouterService, service_of
 from sites.accounts import Scope
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import answer, router, sites
@@ -47,12 +47,16 @@ NEEDS: dict[tuple[str, str], str] = {
     ("POST", "/deployments/{name}/rollback"): "deploy",
     ("DELETE", "/deployments/{name}"): "deploy",
     ("GET", "/deployments/{name}/tail"): "deploy",
-    # What is forwarded to sites, and what is read again, by any method.
-    ("GET", "/v1/"): "models",
-    ("POST", "/v1/"): "models",
+    # What is in the table of services, by any method.
+    ("GET", "/v1/models"): "models",
+    ("GET", "/v1/models/m"): "models",
+    ("POST", "/v1/chat/completions"): "models",
+    ("POST", "/v1/completions"): "models",
+    ("POST", "/v1/messages"): "models",
+    ("POST", "/v1/messages/count_tokens"): "models",
     ("POST", "/v1/responses"): "models",
-    ("GET", "/v1/responses/"): "models",
-    ("DELETE", "/v1/responses/"): "models",
+    ("GET", "/v1/responses/r"): "models",
+    ("DELETE", "/v1/responses/r"): "models",
     ("GET", "/v1/files"): "models",
     ("POST", "/v1/files"): "models",
     ("GET", "/v1/files/f"): "models",
@@ -67,8 +71,11 @@ NEEDS: dict[tuple[str, str], str] = {
     ("POST", "/client/v4/accounts/a/ai/finetunes"): "models",
     ("DELETE", "/client/v4/accounts/a/ai/finetunes/f"): "models",
     ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets"): "models",
-    ("POST", "/ai/v1/"): "models",
-    ("POST", "/client/v4/"): "models",
+    ("POST", "/ai/v1/embeddings"): "models",
+    ("POST", "/client/v4/accounts/a/ai/run/m"): "models",
+    ("GET", "/client/v4/accounts/a/ai/models/search"): "models",
+    ("GET", "/client/v4/accounts/a/ai/tasks/search"): "models",
+    ("GET", "/client/v4/user/tokens/verify"): "models",
     ("POST", "/fn/"): PUBLIC,
     ("POST", "/fn/@org/model"): "models",
     ("GET", "/streams/"): "models",
@@ -94,10 +101,35 @@ def endpoints() -> Iterator[tuple[str, str]]:
 
 
 def test_every_path_of_a_router_is_named_here_with_its_scope() -> None:
-    named = set(endpoints())
-    assert {path for _, path in NEEDS} >= {STREAMS, *FORWARDED}
-    beside = {place for place in NEEDS if place[1].startswith((STREAMS, *FORWARDED))}
-    assert named == set(NEEDS) - beside
+    beside = {place: service for place in NEEDS if (service := service_at(*place)) is not None}
+    assert set(beside.values()) | {RouterService.RUNS} == set(RouterService)
+    assert set(endpoints()) == set(NEEDS) - beside.keys()
+
+
+def service_at(method: str, path: str) -> RouterService | None:
+    path, _, query = path.partition("?")
+    return service_of({"method": method, "path": path, "query_string": query.encode()})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "service"),
+    [
+        *(("POST", f"{prefix}/v1/chat/completions", RouterService.SITES) for prefix in ("", "/ai", "/client/v4/accounts/a/ai")),
+        ("GET", "/client/v4/accounts/a/ai/v1/models", RouterService.MODEL_LISTS),
+        ("GET", "/ai/v1/models/@cf/meta/llama", RouterService.MODEL_LISTS),
+        ("HEAD", "/v1/models", RouterService.SITES),
+        ("POST", "/ai/v1/responses/input_tokens", RouterService.RESPONSES),
+        ("POST", "/client/v4/accounts/a/ai/run/@cf/v1/files", RouterService.SITES),
+        ("POST", "/client/v4/accounts/a/ai/run/v1/responses?queueRequest=false", RouterService.SITES),
+        ("POST", "/client/v4/accounts/a/ai/run/m?queueRequest=true", RouterService.BATCHES),
+        ("GET", "/client/v4/accounts/a/ai/finetunes/public", RouterService.SITES),
+        ("POST", "/client/v4/accounts/a/ai/finetunes/f/finetune-assets", RouterService.FINETUNES),
+        ("GET", "/fn/f/v1/models", RouterService.SITES),
+        *(("POST", path, None) for path in ("/v1/audio/speech", "/v1", "/v1/chat", "/v1/files/a/b", "/v2/models", "/client/v4/zones", "/", "/fn")),
+    ],
+)  # fmt: skip
+def test_a_path_is_one_services(method: str, path: str, service: RouterService | None) -> None:
+    assert service_at(method, path) is service
 
 
 @pytest.mark.parametrize(("method", "path"), NEEDS)
@@ -105,7 +137,7 @@ async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str)
     needed = NEEDS[method, path]
     url = path.replace("{digest}", "0" * 64).replace("{name}", "f")
     url += "/style.css" if path == "/page" else ""
-    url += "x" if url.endswith(("/v1/", "/v4/", "/fn/", "/streams/", "/responses/")) else ""
+    url += "x" if url.endswith(("/fn/", "/streams/")) else ""
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})
         for scope in ("", *get_args(Scope)):

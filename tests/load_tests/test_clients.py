@@ -2,7 +2,7 @@
 
 from load_tests.records import RESULTS
 from load_tests.report import newest
-from load_tests.scenarios.clients import CLIENTS, GENERATORS, LIBRARIES, PROGRAMS
+from load_tests.scenarios.clients import AGENTS, CLIENTS, GENERATORS, LIBRARIES, PROGRAMS
 from load_tests.tables import clients
 
 FOUND = {
@@ -27,10 +27,12 @@ def test_every_client_has_a_program() -> None:
 
 
 def test_no_client_failed_in_the_last_run() -> None:
-    results = newest(RESULTS)["clients"]["results"]
+    records = newest(RESULTS)
+    results = {**records["clients"]["results"], **records["agents"]["results"]}
     assert results["libraries"].keys() >= LIBRARIES.keys()
     assert results["generators"].keys() == GENERATORS.keys()
-    for name, client in {**results["libraries"], **results["generators"]}.items():
+    assert results["agents"].keys() == AGENTS.keys()
+    for name, client in {**results["libraries"], **results["generators"], **results["agents"]}.items():
         failed = [check for check, outcome in client["checks"].items() if outcome["verdict"] == "fails"]
         assert client["checks"], (name, client.get("reason"))
         assert not failed, (name, failed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dialects.anthropic import prompt_pieces
 from engine.protocol import Constraint
 from tests.asgi import call
 from tests.fakes import CHATML, ids, says
@@ -109,6 +110,61 @@ async def test_a_conversation_reaches_the_template_as_a_chats_does(site: Site) -
     assert mine.prompt_token_ids == theirs.prompt_token_ids
 
 
+async def test_a_system_message_amid_messages_reaches_the_template_as_a_chats_does(site: Site) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": [{"type": "text", "text": "Agents:"}, {"type": "text", "text": "none."}]},
+    ]
+    assert (await call(site.app, PATH, {**HELLO, "messages": messages})).status == 200
+    counted = (await call(site.app, f"{PATH}/count_tokens", {**HELLO, "messages": messages})).json
+    chat = [*messages[:1], {"role": "system", "content": "Agents:\nnone."}]
+    await call(site.app, "/v1/chat/completions", {"model": "tiny", "messages": chat})
+    mine, theirs = site.engine.submits
+    assert mine.prompt_token_ids == theirs.prompt_token_ids
+    assert counted == {"input_tokens": len(theirs.prompt_token_ids)}
+
+
+async def test_anthropics_own_tools_are_left_out_and_named(site: Site) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    done = [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+        {"type": "text", "text": "Ok."},
+    ]
+    history = [*HELLO["messages"], {"role": "assistant", "content": done}, *HELLO["messages"]]
+    answer = await call(site.app, PATH, {**HELLO, "messages": history, "tools": [TOOL, search]})
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-ignored-fields"].split(", ") == [
+        "tools[1] web_search_20250305",
+        "messages[1].content[0] server_tool_use",
+        "messages[1].content[1] web_search_tool_result",
+    ]
+    said = [*HELLO["messages"], {"role": "assistant", "content": "Ok."}, *HELLO["messages"]]
+    await call(site.app, PATH, {**HELLO, "messages": said, "tools": [TOOL]})
+    assert len({submit.prompt_token_ids for submit in site.engine.submits}) == 1
+
+
+async def test_strict_fields_refuse_a_tool_of_anthropics_own(make_site: SiteMaker) -> None:
+    async with make_site(limits={"strict_fields": True}) as site:
+        answer = await call(site.app, PATH, {**HELLO, "tools": [{"type": "bash_20250124", "name": "bash"}]})
+        assert (answer.status, "tools[0].type: is Anthropic's own" in answer.json["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("form", ["blocks", "text"])
+async def test_a_billing_line_before_the_instructions_changes_neither_prompt_nor_pieces(site: Site, form: str) -> None:
+    def system(cch: str | None) -> Any:
+        lines = [*([f"x-anthropic-billing-header: cc_version=2.1; cch={cch};"] if cch else ()), "Be brief."]
+        return [{"type": "text", "text": line} for line in lines] if form == "blocks" else "\n".join(lines)
+
+    pieces = set()
+    for cch in (None, "11111", "22222"):
+        body = {**HELLO, "system": system(cch)}
+        assert (await call(site.app, PATH, body)).status == 200
+        pieces.add(tuple(prompt_pieces(body)))
+    assert len({submit.prompt_token_ids for submit in site.engine.submits}) == 1
+    assert len(pieces) == 1
+
+
 async def test_an_assistants_last_message_is_gone_on_with(site: Site) -> None:
     messages = [*HELLO["messages"], {"role": "assistant", "content": "It is"}]
     assert (await call(site.app, PATH, {**HELLO, "messages": messages})).status == 200
@@ -159,7 +215,8 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "invalid_request_error", "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error", "messages[0].content: must be a string or a list"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, 400, "invalid_request_error", "prompt is too long"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error", "web_search_20250305"),
+        ({"tools": [{"type": "web_search_20250305", "name": "s"}], "tool_choice": {"type": "tool", "name": "s"}}, 400, "invalid_request_error",
+         "no tools to choose from"),
         ({"tools": [{"name": "f"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, 400, "invalid_request_error", "no tool named 'g'"),
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice.type"),

@@ -45,13 +45,31 @@ async def test_a_method_is_refused_with_those_that_the_path_takes(site: Site) ->
     assert (native.status, native.json["errors"][0]["code"]) == (405, 5005)
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/chat/completions/", "/livez/", "/fn", "/fn/none", "//v1/models", "/größe"]
-)
+@pytest.mark.parametrize("prefix", ["/v1", "/ai/v1", "/client/v4/accounts/me/ai/v1"])
+async def test_a_slash_at_the_end_of_an_apis_path_changes_nothing(site: Site, prefix: str) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await call(site.app, f"{prefix}/chat/completions/", chat)).status == 200
+    assert (await call(site.app, f"{prefix}/responses/", {"model": "tiny", "input": "Hi"})).status == 200
+    assert (await call(site.app, f"{prefix}/models/")).json == (await call(site.app, f"{prefix}/models")).json
+
+
+@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/complete", "/v1/messages/batches", "/nothing"])
+async def test_errors_have_anthropics_shape_for_clients_that_name_its_version(site: Site, path: str) -> None:
+    told = await call(site.app, path, **{"anthropic-version": "2023-06-01"})
+    assert (told.status, told.json["type"], told.json["error"]["type"]) == (404, "error", "not_found_error")
+    chat = await call(site.app, "/v1/chat/completions", {}, **{"anthropic-version": "2023-06-01"})
+    assert (chat.status, "type" in chat.json) == (400, False)
+
+
+async def test_whether_anything_is_here_may_be_asked(site: Site) -> None:
+    assert (await call(site.app, "/", method="HEAD")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/", "/livez/", "/fn", "/fn/none", "//v1/models", "/größe"])
 async def test_a_path_that_leads_nowhere_is_refused_and_never_redirected(site: Site, path: str) -> None:
     missing = await call(site.app, path)
     assert (missing.status, missing.json["error"]["code"]) == (404, "not_found")
-    assert f"there is nothing at {path};" in missing.json["error"]["message"]
+    assert f"there is nothing at {'/v1/chat' if path == '/v1/chat/' else path};" in missing.json["error"]["message"]
 
 
 async def test_a_socket_is_closed_where_none_is_taken(site: Site) -> None:

@@ -153,3 +153,12 @@ def test_demanding_hops_without_a_secret_stops_the_start(model_directory, monkey
     monkeypatch.delenv("PILOTLIGHT_HOP_SECRET", raising=False)
     with pytest.raises(ConfigError, match="PILOTLIGHT_HOP_SECRET"):
         build_app(site_config(model_directory, listen={"port": 0, "require_hop": True}))
+
+
+@pytest.mark.parametrize("given", ["Bearer ", "Bearer two words", "Basic dXNlcjo="])
+async def test_where_no_key_is_required_credentials_of_any_form_are_ignored(site: Site, given: str) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        assert (await call(site.app, path, body, authorization=given)).status == 200
+    assert (await call(site.app, "/v1/responses", {"model": "tiny", "input": "Hi"}, authorization=given)).status == 200
+    assert len({submit.salt for submit in site.engine.submits}) == 1

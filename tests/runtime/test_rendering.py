@@ -102,6 +102,51 @@ async def test_a_conversation_that_the_template_refuses_either_way_is_refused_in
         await made(refusing).text(CALLED, is_short=True)
 
 
+CUT = Conversation((*CALLED.messages[:1], {"role": "assistant", "content": "", "tool_calls": [
+    {"function": {"name": "f", "arguments": '{"a": '}}, {"function": {"name": "g", "arguments": {"b": 1}}}]}))  # fmt: skip
+ARGUMENTS = "{% for call in messages[1].tool_calls %}{{ ARGUMENTS }} {% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (
+            "call.function.arguments if call.function.arguments is string else call.function.arguments | tojson",
+            '{"a":  {"b": 1} ',
+        ),
+        ("'' + call.function.arguments", '{"a":  {"b": 1} '),
+        ("call.function.arguments.items() | list | tojson", '[["INVALID_JSON", "{\\"a\\": "]] [["b", 1]] '),
+    ],
+)
+async def test_arguments_that_are_no_object_have_the_form_that_the_template_takes(source: str, written: str) -> None:
+    assert await made(ARGUMENTS.replace("ARGUMENTS", source)).text(CUT, is_short=True) == written
+
+
+REFUSES_LATER = """{% for message in messages %}
+{%- if message.role == "system" and not loop.first %}{{ raise_exception("the system message must come first") }}{% endif %}
+{{- message.role[0] }}:{{ message.content }};{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("roles", "text"),
+    [
+        ("ususu", "u:0\n\n1;u:2\n\n3;u:4;"),
+        ("ssu", "s:0\n\n1;u:2;"),
+        ("uasu", "u:0;a:1;u:2\n\n3;"),
+        ("uasssa", "u:0;a:1;u:2\n\n3\n\n4;a:5;"),
+        ("uas", "u:0;a:1;u:2;"),
+    ],
+)
+async def test_a_system_message_that_the_template_refuses_amid_messages_is_folded_into_the_users(
+    roles: str, text: str
+) -> None:
+    named = {"s": "system", "u": "user", "a": "assistant"}
+    said = Conversation(tuple({"role": named[role], "content": str(i)} for i, role in enumerate(roles)))
+    assert await made(REFUSES_LATER).text(said, is_short=True) == text
+    as_it_is = "{% for message in messages %}{{ message.role[0] }}{% endfor %}"
+    assert await made(as_it_is).text(said, is_short=True) == roles
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -141,12 +141,15 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"input": []}, "invalid_request", "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "invalid_request", "input[0].content[0].image_url"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "unsupported_parameter", "input[0].content[0].file_id"),
-        ({"input": [{"type": "web_search_call", "id": "a"}]}, "unsupported_parameter", "input[0].type"),
+        ({"input": [{"type": "song", "id": "a"}]}, "unsupported_parameter", "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_gone"}]}, "not_found", "input[0]"),
         ({"input": [{"role": "boss", "content": "x"}]}, "invalid_request", "input[0].role"),
-        ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "no"}]}, "invalid_request", "input[0].arguments"),
         ({"input": "x" * 600}, "context_length_exceeded", "input"),
-        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "unsupported_parameter", "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "invalid_request", "tool_choice"),
+        ({"tools": [{"type": "custom"}]}, "invalid_request", "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "f", "format": {"type": "xml"}}]}, "invalid_request", "tools[0].format"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "invalid_request", "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": "some"}, "invalid_request", "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "invalid_request", "text.format"),
         ({"max_output_tokens": 0}, "invalid_request", "max_output_tokens"),
@@ -154,7 +157,7 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
         ({"previous_response_id": "resp_gone"}, "not_found", "previous_response_id"),
         ({"previous_response_id": 5}, "invalid_request", "previous_response_id"),
         ({"background": True, "store": False}, "invalid_request", "background"),
-        ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
+        ({"top_logprobs": 21}, "invalid_request", "top_logprobs"),
         ({"prompt": {"id": "p"}}, "invalid_request", "prompt"),
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
     ],
@@ -185,13 +188,75 @@ async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site
     assert site.engine.submits[-1].prompt_token_ids == ids(turn + CHAT_PROMPT)
 
 
+async def test_logprobs_of_the_text_alone_are_part_of_it_where_they_are_included(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> <tool_call> #}")
+    async with make_site() as site:
+        site.engine.script = says("<think>\nHm.\n</think>\n\n" + CALLED, logprobs=True, per_step=5)
+        asked = {**HELLO, "tools": [TOOL], "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        whole = (await call(site.app, PATH, asked)).json
+        events = await streamed(site, asked)
+        none = (await call(site.app, PATH, {**HELLO, "tools": [TOOL]})).json
+    told = next(item for item in whole["output"] if item["type"] == "message")["content"][0]["logprobs"]
+    assert "".join(each["token"] for each in told).strip() == "Ok."
+    assert bytes(told[0]["bytes"]).decode() == told[0]["token"]
+    assert (told[0]["logprob"], len(told[0]["top_logprobs"])) == (-0.5, 2)
+    deltas = [each for event in events for each in event.get("logprobs", ()) if event["type"].endswith("text.delta")]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert deltas == done["logprobs"]
+    assert [each["token"] for each in deltas] == [each["token"] for each in told]
+    assert next(item for item in none["output"] if item["type"] == "message")["content"][0]["logprobs"] == []
+
+
+async def test_items_are_listed_in_the_references_shape(site: Site) -> None:
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"type": "message", "id": "msg_1", "role": "user", "content": [{"type": "input_text", "text": "So?"}]},
+    ]
+    made = (await call(site.app, PATH, {**HELLO, "input": said})).json
+    items = (await call(site.app, f"{PATH}/{made['id']}/input_items?order=asc")).json["data"]
+    assert [item["type"] for item in items] == ["message"] * 3
+    assert all(item["id"] for item in items)
+    assert [item["content"] for item in items] == [
+        [{"type": "input_text", "text": "Hi"}],
+        [{"type": "output_text", "text": "Ho", "annotations": []}],
+        [{"type": "input_text", "text": "So?"}],
+    ]
+
+
+async def test_the_tokens_of_a_prompt_are_counted_with_the_conversation_that_is_kept(site: Site) -> None:
+    counted = (
+        await call(site.app, f"{PATH}/input_tokens", {**HELLO, "tools": [TOOL], "instructions": "Be brief."})
+    ).json
+    made = (await call(site.app, PATH, {**HELLO, "tools": [TOOL], "instructions": "Be brief."})).json
+    assert counted == {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
+    again = {"model": "tiny", "previous_response_id": made["id"]}
+    counted = (await call(site.app, f"{PATH}/input_tokens", {**again, "input": "So?"})).json
+    assert (
+        counted["input_tokens"] == (await call(site.app, PATH, {**again, "input": "So?"})).json["usage"]["input_tokens"]
+    )
+    assert (await call(site.app, f"{PATH}/input_tokens", again)).json["input_tokens"] < counted["input_tokens"]
+    for body, param in (
+        ({"model": "tiny"}, "input"),
+        ({"model": "nope", "input": "Hi"}, "model"),
+        ({"input": "Hi"}, "model"),
+    ):
+        refused = await call(site.app, f"{PATH}/input_tokens", body)
+        assert (refused.status, refused.json["error"]["param"]) == (404 if body.get("model") == "nope" else 400, param)
+    assert len(site.engine.submits) == 2
+    compacted = await call(site.app, f"{PATH}/compact", HELLO)
+    assert (compacted.status, compacted.json["error"]["code"]) == (501, "not_implemented")
+
+
 async def test_a_response_is_read_listed_and_deleted_by_its_tenant_alone(site: Site) -> None:
     mine = {"authorization": "Bearer mine"}
     body = (await call(site.app, PATH, HELLO, **mine)).json
     one = f"{PATH}/{body['id']}"
     assert (await call(site.app, one, **mine)).json == body
     items = (await call(site.app, f"{one}/input_items", **mine)).json
-    assert [item["content"] for item in items["data"]] == ["Hi"]
+    assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "Hi"}]]
     assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
     for headers in ({}, {"authorization": "Bearer another"}):
         other = await call(site.app, one, **headers)

@@ -48,9 +48,8 @@ NEEDS = {
         for path in ("models/search", "models/schema", "tasks/search")
     },
     **{
-        f"/client/v4/accounts/{{account_id}}/ai/finetunes{path}{end}": "models"
+        f"/client/v4/accounts/{{account_id}}/ai/finetunes{path}": "models"
         for path in ("", "/public", "/{id}", "/{id}/finetune-assets")
-        for end in ("", "/")
     },
     "/internal/finetunes": ROUTERS,
     "/internal/finetunes/{id}": ROUTERS,

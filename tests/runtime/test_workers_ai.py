@@ -196,5 +196,5 @@ async def test_the_responses_apis_inputs_give_a_response_in_an_envelope(site: Si
     assert result["output"][0]["content"][0]["text"] == "Hello, world"
     streamed = await call(site.app, RUN, {**asked, "stream": True})
     assert [event["type"] for event in streamed.events][-1] == "response.completed"
-    refused = await call(site.app, RUN, {"input": [{"type": "computer_call"}]})
+    refused = await call(site.app, RUN, {"input": [{"type": "song"}]})
     assert (refused.status, refused.json["errors"][0]["code"]) == (400, 5004)

@@ -13,7 +13,6 @@ from wire.credentials import (
     Account,
     Key,
     bearer_token,
-    bearer_token_or_none,
     known_keys,
     owner_of,
     tenant_of,
@@ -38,12 +37,14 @@ def test_a_request_without_credentials_has_no_key(missing: str | None) -> None:
     "other",
     ["key", "Bearer", "Bearer ", "Basic dXNlcjo=", "Bearer a b", "Bearer\tkey", "Bearer k\xe9y", "Bearer a,Bearer b c"],
 )
-def test_anything_but_bearer_and_a_key_is_refused_by_name(other: str) -> None:
+def test_anything_but_bearer_and_a_key_is_refused_by_name_where_a_key_is_required(other: str) -> None:
     with pytest.raises(ApiError, match="`Bearer KEY`") as refused:
-        bearer_token(other)
+        Access([], is_required=True).holder(other)
     assert refused.value.status(Dialect.OPENAI) == refused.value.status(Dialect.WORKERS_AI) == 401
     assert ("www-authenticate", "Bearer") in refused.value.headers()  # RFC 9110 section 11.6.1 demands one
-    assert bearer_token_or_none(other) == ""
+    assert bearer_token(other) == ""
+    assert Access([], is_required=False).holder(other) is None
+    assert tenant_of(owner_of(other, ""), None) == ANONYMOUS
 
 
 def known(name: str, *scopes: str, **more: Any) -> Key:
@@ -126,7 +127,7 @@ def test_an_account_uses_the_models_and_deploys_the_functions_that_its_patterns_
 def test_an_account_is_one_tenant_by_whichever_key_and_no_keys_owner() -> None:
     assert tenant_of(owner_of("Bearer a", "acme"), None) == tenant_of(owner_of("Bearer b", "acme"), None)
     assert tenant_of(owner_of("Bearer acme", ""), None) != tenant_of(owner_of(None, "acme"), None)
-    assert bearer_token_or_none(f"Bearer {owner_of(None, 'acme')}") == "", "no client can send that as its key"
+    assert bearer_token(f"Bearer {owner_of(None, 'acme')}") == "", "no client can send that as its key"
 
 
 def test_no_key_and_account_are_another_key_and_account_put_together() -> None:

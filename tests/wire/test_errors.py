@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from wire.errors import ERRORS, ApiError, Dialect, dialect_of
+from wire.errors import ERRORS, ApiError, Dialect, RateLimit, dialect_of
 from wire.sse import parse_event
 
 
@@ -62,6 +62,15 @@ def test_retry_after_is_at_least_one_second() -> None:
     assert ApiError("overloaded", "Full.").headers() == []
 
 
+def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
+    error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateLimit("tokens", 1000.0))
+    assert error.headers()[1:] == [
+        ("x-ratelimit-limit-tokens", "1000"),
+        ("x-ratelimit-remaining-tokens", "0"),
+        ("x-ratelimit-reset-tokens", "7s"),
+    ]
+
+
 def test_the_path_tells_the_dialect() -> None:
     assert dialect_of("/client/v4/accounts/a/ai/run/m") is Dialect.WORKERS_AI
     assert dialect_of("/v1/models") is Dialect.OPENAI
@@ -85,6 +94,7 @@ def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dia
     [
         ("/v1/chat/completions", Dialect.OPENAI),
         ("/v1/messages", Dialect.ANTHROPIC),
+        ("/v1/messages/batches", Dialect.ANTHROPIC),
         ("/v1/responses", Dialect.OPENAI_RESPONSES),
         ("/client/v4/accounts/a/ai/run/m", Dialect.WORKERS_AI),
         ("/client/v4/accounts/a/ai/v1/chat/completions", Dialect.OPENAI),
@@ -93,3 +103,11 @@ def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dia
 )
 def test_every_path_has_a_dialect(path: str, dialect: Dialect) -> None:
     assert dialect_of(path) is dialect
+    named = dialect_of(path, [(b"anthropic-version", b"2023-06-01")])
+    assert named is dialect, "its own path says more than a header"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/files", "/v1/none", "/"])
+def test_paths_of_several_dialects_are_anthropics_for_clients_that_name_its_version(path: str) -> None:
+    assert dialect_of(path) is Dialect.OPENAI
+    assert dialect_of(path, [(b"host", b"a"), (b"anthropic-version", b"2023-06-01")]) is Dialect.ANTHROPIC

@@ -1,11 +1,13 @@
 """ASGI middleware for what must hold under any server: by what names a listener may be called, from which web pages, and what bodies may hold.
 
 A browser runs anybody's code next to what listens on this machine alone. A page can point a name of its own at 127.0.0.1 and then read what answers
-(DNS rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to local names and configured
-ones. What other pages may read (CORS) is what the configuration says.
+(DNS rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and those
+that no public name server gives out: localhost's, private addresses, this machine's own, and names below .local, .localhost and .internal, by which
+containers reach their host. What pages may read (CORS) is open to those of this machine, and to those that the configuration names.
 """
 
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from wire.errors import ApiError, Dialect
+from wire.errors import ApiError, dialect_of
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
@@ -39,6 +41,7 @@ class Origins:
     ) -> None:
         self._is_local = is_local
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._own_name = socket.gethostname().lower()
         self._cors_origins = frozenset(cors_origins)
         self._own_cors = own_cors
 
@@ -50,7 +53,8 @@ class Origins:
             return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
             return None
-        if host is not None and not self._is_known(name := _host_of(f"//{host}")):
+        name = _host_of(f"//{host or ''}")
+        if host is not None and not (name in self._hosts or name == self._own_name or _is_local(name)):
             shown = (name or host)[:100]
             sentence = f"{shown!r} is no name of this machine: add it to hosts under [door] if it is meant"
             return ApiError("misdirected_request", sentence)
@@ -58,23 +62,29 @@ class Origins:
             return None
         kind = first.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         may_be_sent_unasked = b"upgrade" in first or (method not in SAFE_METHODS and kind in FORM_TYPES)
-        if not may_be_sent_unasked or not _is_loopback(_host_of(f"//{host or ''}")):
+        if not may_be_sent_unasked or host is None or name in self._hosts:
             return None
-        if origin in self._cors_origins or "*" in self._cors_origins or self._is_known(_host_of(origin)):
+        if self._may_read(origin) or _host_of(origin) in self._hosts:
             return None
         sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
         return ApiError("forbidden", sentence)
 
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
-        """What an answer to that page says besides, and whether the request is only the browser's question beforehand."""
-        if not self._cors_origins or path.startswith(self._own_cors):
-            return [], False
+        """Return what an answer to that page says besides, and whether the request is only the browser's question beforehand. Raises ApiError for
+        such a question of a page that may not read."""
         origin = first.get(b"origin", b"")
-        is_any = "*" in self._cors_origins
-        if not origin or not (is_any or origin.decode("latin-1") in self._cors_origins):
+        if not origin or path.startswith(self._own_cors):
             return [], False
+        is_question = method == "OPTIONS" and b"access-control-request-method" in first
+        if not self._may_read(origin.decode("latin-1")):
+            if not is_question:
+                return [], False
+            shown = origin.decode("latin-1")[:100]
+            sentence = f"a page of {shown!r} may not read answers: add it to cors_origins under [door] if it is meant"
+            raise ApiError("forbidden", sentence)
+        is_any = "*" in self._cors_origins
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
-        if method != "OPTIONS" or b"access-control-request-method" not in first:
+        if not is_question:
             return [*said, (b"access-control-expose-headers", b"*")], False
         said += [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -83,8 +93,8 @@ class Origins:
         ]
         return said, True
 
-    def _is_known(self, name: str) -> bool:
-        return _is_loopback(name) or name in self._hosts
+    def _may_read(self, origin: str) -> bool:
+        return "*" in self._cors_origins or origin in self._cors_origins or _is_loopback(_host_of(origin))
 
 
 class OriginCheck:
@@ -99,7 +109,10 @@ class OriginCheck:
         first = dict(reversed(scope["headers"]))
         if (refusal := self._origins.refusal(method, first)) is not None:
             return await _refuse(refusal, scope, send)
-        said, is_preflight = self._origins.cors(method, scope["path"], first)
+        try:
+            said, is_preflight = self._origins.cors(method, scope["path"], first)
+        except ApiError as refused:
+            return await _refuse(refused, scope, send)
         if is_preflight:
             await send({"type": "http.response.start", "status": 204, "headers": said})
             await send({"type": "http.response.body", "body": b""})
@@ -140,17 +153,19 @@ class BodyBudget:
 def _saying(said: Pairs, send: Any) -> Any:
     async def saying(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *said]}
+            others = (pair for pair in message.get("headers", ()) if not pair[0].startswith(b"access-control-"))
+            message = {**message, "headers": [*others, *said]}  # a site behind a router has said it as well
         await send(message)
 
     return saying
 
 
 async def _refuse(refusal: ApiError, scope: Any, send: Any) -> None:
-    body = orjson.dumps(refusal.body(Dialect.OPENAI))
+    dialect = dialect_of(scope["path"], scope["headers"])
+    body = orjson.dumps(refusal.body(dialect))
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     prefix = "" if scope["type"] == "http" else "websocket."
-    status = refusal.status(Dialect.OPENAI)
+    status = refusal.status(dialect)
     await send({"type": f"{prefix}http.response.start", "status": status, "headers": headers})
     await send({"type": f"{prefix}http.response.body", "body": body})
 
@@ -176,4 +191,13 @@ def _is_loopback(name: str) -> bool:
     try:
         return ip_address(name).is_loopback
     except ValueError:
-        return name == "localhost"
+        return name == "localhost" or name.endswith(".localhost")
+
+
+@lru_cache(64)
+def _is_local(name: str) -> bool:
+    """Tell whether no public name server can lead this name here."""
+    try:
+        return ip_address(name).is_private  # 127.0.0.0/8, 0.0.0.0 and link-local addresses among them
+    except ValueError:
+        return name == "localhost" or name.endswith((".localhost", ".local", ".internal"))

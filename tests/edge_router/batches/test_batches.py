@@ -88,6 +88,39 @@ async def test_openais_client_has_a_batch_answered_and_billed(tmp_path: Path, mo
         assert (row["account"], row["requests"], row["output_tokens"]) == ("acme", 10, 50)
 
 
+async def test_a_batch_of_responses_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"model": "ember", "input": "Hi"}}
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+        fakes[0].behave = answer(200, {"object": "response", "status": "completed"})
+        file = await made.files.create(file=("a.jsonl", json.dumps(row).encode()), purpose="batch")
+        batch = await made.batches.create(
+            input_file_id=file.id, endpoint="/v1/responses", completion_window="24h", extra_body={"priority": "low"}
+        )
+        done = await ended(made, batch.id)
+        answers = await read(made, done.output_file_id)
+        assert answers["a"]["body"] == {"object": "response", "status": "completed"}
+        assert [request.path for request in fakes[0].seen] == ["/v1/responses"]
+
+
+async def test_a_file_is_kept_for_as_long_as_its_client_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+        kept: dict[str, Any] = {"anchor": "created_at", "seconds": 3600}
+        file = await made.files.create(file=b"{}", purpose="batch", expires_after=kept)
+        assert (file.expires_at or 0) - file.created_at == 3600
+        assert ((await made.files.create(file=b"{}", purpose="batch")).expires_at or 0) >= file.created_at + 86_400
+        for seconds, anchor in ((60, "created_at"), (86_401, "created_at"), (3600, "last_active_at")):
+            with pytest.raises(openai.BadRequestError, match="expires_after must have"):
+                await made.files.create(
+                    file=b"{}", purpose="batch", extra_body={"expires_after": {"anchor": anchor, "seconds": seconds}}
+                )
+        raw = await made.files.with_raw_response.create(file=b"{}", purpose="batch", extra_body={"colour": "red"})
+        assert raw.headers["x-ignored-fields"] == "colour"
+        with pytest.raises(openai.BadRequestError, match="output_expires_after: what a batch has answered"):
+            await made.batches.create(
+                input_file_id=file.id, endpoint=CHAT, completion_window="24h", output_expires_after=kept
+            )
+
+
 async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

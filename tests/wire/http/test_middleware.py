@@ -1,6 +1,7 @@
 """What a browser may be made to send by somebody else's page, what it may read, and what bodies may hold of the memory."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -20,8 +21,11 @@ def refused(origins: Origins, method: str = "GET", **headers: bytes) -> int | No
 
 
 @pytest.mark.parametrize(
-    "host", [b"localhost", b"LOCALHOST:8787", b"127.0.0.1", b"127.0.0.1:1", b"[::1]", b"[::1]:80", b"Pilot.example:443"]
-)
+    "host",
+    [b"localhost", b"LOCALHOST:8787", b"127.0.0.1", b"127.0.0.1:1", b"[::1]", b"[::1]:80", b"Pilot.example:443",
+     b"host.docker.internal:8787", b"gateway.containers.internal", b"box.local", b"app.localhost:3000", b"0.0.0.0:8787",
+     b"172.17.0.1:8787", b"192.168.1.7", b"10.0.0.3", b"[fd00::1]:80", socket.gethostname().encode()],
+)  # fmt: skip
 def test_a_local_listener_answers_to_local_and_configured_names(host: bytes) -> None:
     assert refused(LOCAL, host=host) is None
 
@@ -29,7 +33,7 @@ def test_a_local_listener_answers_to_local_and_configured_names(host: bytes) -> 
 @pytest.mark.parametrize(
     "host",
     [b"evil.example", b"evil.example:8787", b"", b"localhost.evil.example", b"127.0.0.1.evil.example",
-     b"192.0.2.1", b"localhost.", b"0.0.0.0"],
+     b"8.8.8.8", b"localhost.", b"internal.evil.example", b"evil.example.local.", b"internal", b"notlocal", b"[2606:4700::1]"],
 )  # fmt: skip
 def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
     assert refused(LOCAL, host=host) == 421
@@ -65,6 +69,8 @@ def test_a_form_of_another_page_is_refused(kind: bytes) -> None:
     ):
         assert refused(LOCAL, "POST", host=b"localhost:8787", origin=origin, content_type=kind) == status
     assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, "no browser sends it"
+    assert refused(LOCAL, "POST", host=b"host.docker.internal", origin=EVIL, content_type=kind) == 403
+    assert refused(LOCAL, "POST", host=b"localhost", origin=b"http://printer.local", content_type=kind) == 403
     assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, "a front's to judge"
 
 
@@ -81,31 +87,59 @@ PREFLIGHT = (
 )
 
 
-async def test_pages_of_a_configured_origin_may_ask_and_read() -> None:
+@pytest.mark.parametrize(
+    "origin",
+    [
+        b"https://app.example",
+        b"http://localhost:3000",
+        b"http://127.0.0.1:5173",
+        b"https://app.localhost",
+        b"http://[::1]:3000",
+    ],
+)
+async def test_pages_of_this_machine_and_of_a_configured_origin_may_ask_and_read(origin: bytes) -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
-        await client.say(PREFLIGHT % (b"/v1/x", b"https://app.example"))
+        await client.say(PREFLIGHT % (b"/v1/x", origin))
         head = await client.hear_until(b"\r\n\r\n")
         assert status_of(head) == 204
-        assert b"access-control-allow-origin: https://app.example\r\n" in head
+        assert b"access-control-allow-origin: %s\r\n" % origin in head
         assert b"access-control-allow-headers: authorization\r\n" in head
         assert app.scopes == []
-        await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: https://app.example\r\n\r\n")
+        await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: %s\r\n\r\n" % origin)
         answer = await client.hear_until(b"ok")
-        assert b"access-control-allow-origin: https://app.example\r\nvary: origin\r\n" in answer
+        assert b"access-control-allow-origin: %s\r\nvary: origin\r\n" % origin in answer
 
 
-@pytest.mark.parametrize(("path", "origin"), [(b"/v1/x", EVIL), (b"/fn/f/", b"https://app.example")])
-async def test_other_pages_and_functions_get_nothing_added(path: bytes, origin: bytes) -> None:
+async def test_a_function_answers_for_other_pages_itself() -> None:
     app = App()
     async with client_of(OriginCheck(app, LOCAL)) as client:
-        await client.say(PREFLIGHT % (path, origin))
+        await client.say(PREFLIGHT % (b"/fn/f/", b"https://app.example"))
         assert b"access-control" not in await client.hear_until(b"ok")
         assert len(app.scopes) == 1
 
 
-def test_without_origins_in_the_file_no_page_may_read() -> None:
+async def test_another_pages_question_is_answered_with_what_to_write_where() -> None:
+    app = App()
+    async with client_of(OriginCheck(app, LOCAL)) as client:
+        await client.say(PREFLIGHT % (b"/v1/x", EVIL))
+        answer = await client.hear_until(b"}}")
+        assert status_of(answer) == 403
+        assert b"add it to cors_origins under [door]" in answer
+        assert b"access-control" not in answer
+        await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: %s\r\n\r\n" % EVIL)
+        assert b"access-control" not in await client.hear_until(b"ok")
+
+
+async def test_what_a_site_said_of_pages_is_said_once_behind_a_router() -> None:
+    async with client_of(OriginCheck(OriginCheck(App(), LOCAL), LOCAL)) as client:
+        await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost:3000\r\n\r\n")
+        assert (await client.hear_until(b"ok")).count(b"access-control-allow-origin") == 1
+
+
+def test_without_origins_in_the_file_pages_of_this_machine_alone_may_read() -> None:
     assert Origins(is_local=True).cors("OPTIONS", "/v1/x", {b"origin": EVIL}) == ([], False)
+    assert Origins(is_local=True).cors("GET", "/v1/x", {b"origin": b"null"}) == ([], False)
     anybody = Origins(is_local=False, cors_origins=["*"])
     assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", {b"origin": EVIL})[0]
 

@@ -1,0 +1,82 @@
+"""Tools of the type `custom`, whose input is free text: for a model they are functions with one parameter, a text.
+
+A format by a regular expression is that text's pattern, which the engine enforces. A grammar in Lark's notation is described to the model, and not
+enforced: inside a JSON string it would have to know how JSON escapes.
+"""
+
+import json
+import re
+from typing import Any
+
+from dialects.bodies import FunctionBody
+from dialects.invalid_values import ValidationError
+
+INPUT = "input"
+_BEGINNING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+# Characters of a JSON string that are whole: the first half of a surrogate pair waits for the second.
+_WHOLE = re.compile(
+    r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*'
+)
+
+
+def function_of(name: str, description: str | None, format: Any) -> tuple[FunctionBody, bool]:
+    """Return the function that stands for a custom tool, and whether its format is enforced. Raises ValidationError."""
+    schema: dict[str, Any] = {"type": "string"}
+    match format:
+        case None | {"type": "text"}:
+            syntax = None
+        case {"type": "grammar", "syntax": "regex" | "lark" as syntax, "definition": str(definition)} if definition:
+            sentence = f"The input must match this {'regular expression' if syntax == 'regex' else 'grammar in Lark'}:\n{definition}"
+            description = sentence if description is None else f"{description}\n\n{sentence}"
+        case _:
+            raise ValidationError(
+                'must be {"type": "text"} or {"type": "grammar", "syntax": "regex" or "lark", "definition": "..."}'
+            )
+    if syntax == "regex":
+        schema["pattern"] = f"^(?:{definition})$"
+    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
+    is_strict = True if syntax == "regex" else None
+    return FunctionBody(name=name, description=description, parameters=parameters, strict=is_strict), syntax != "lark"
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call whose input a history has."""
+    return {INPUT: text}
+
+
+class InputReader:
+    """Reads the input out of a call's arguments as they are written, {"input": "..."}. `text`: as far as it is read."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._is_open = False
+        self._arguments = ""  # that are not read yet
+
+    def push(self, arguments: str) -> str:
+        """Return what more arguments add to the input."""
+        self._arguments += arguments
+        if not self._is_open:
+            found = _BEGINNING.match(self._arguments)
+            if found is None:
+                return ""
+            self._is_open, self._arguments = True, self._arguments[found.end() :]
+        whole = _WHOLE.match(self._arguments)
+        assert whole is not None, "it may be empty"
+        self._arguments = self._arguments[whole.end() :]
+        return self._grown(json.loads(f'"{whole[0]}"', strict=False))
+
+    def finish(self) -> str:
+        """Return what the end adds: arguments of another form are the input as they are."""
+        return "" if self._is_open else self._grown(self._arguments)
+
+    def _grown(self, text: str) -> str:
+        self.text += text
+        return text
+
+
+def input_of(arguments: str) -> str:
+    """Return the input of a whole call."""
+    reader = InputReader()
+    reader.push(arguments)
+    reader.finish()
+    return reader.text

@@ -1,0 +1,122 @@
+"""The tools of Responses: functions, custom tools, and namespaces of both, each of which is a function for the model.
+
+A function of a namespace is called NAMESPACE__name by the model, and by its name beside its namespace in the items of a client. Tools of other types
+run at OpenAI's, as `web_search` does: the model does not see them.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dialects.bodies import Body, FunctionBody, ToolBody, ToolChoice, at_most, not_deep, read_tool_choice
+from dialects.custom_tools import function_of
+from dialects.invalid_values import ValidationError
+from dialects.parsing import refused
+from wire.chat import MAX_ITEMS
+
+_FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
+
+
+class ClientTool(Struct, frozen=True):
+    """A tool as its client knows it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return the fields by which an item names the tool."""
+        return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
+
+
+def flat_name(name: str, namespace: Any) -> str:
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+class InnerToolBody(Body, frozen=True, kw_only=True):
+    """A tool of a namespace."""
+
+    READERS: ClassVar = {"parameters": not_deep, "format": not_deep}
+
+    type: str
+    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep nothing but the type of a tool that another service runs."""
+        is_ours = values.get("type") in (_FUNCTION, _CUSTOM, _NAMESPACE)
+        return values if is_ours or "type" not in values else {"type": values["type"]}
+
+
+class ResponsesToolBody(InnerToolBody, frozen=True, kw_only=True):
+    READERS: ClassVar = {**InnerToolBody.READERS, "tools": at_most(MAX_ITEMS)}
+    PARTS: ClassVar = {"tools": InnerToolBody}
+
+    tools: list[InnerToolBody] | None = None
+
+
+class ResponsesTools:
+    """The tools of a request. `by_name`: of those that the model calls by another name than its client, or whose calls have another form."""
+
+    def __init__(self, given: list[ResponsesToolBody]) -> None:
+        """Raises ApiError."""
+        self.declared: list[ToolBody] = []
+        self.by_name: dict[str, ClientTool] = {}
+        self.left_out: list[str] = []  # their types, and formats that are not enforced, by their places
+        self._left_out_types: set[str] = set()
+        for tool, namespace, where in _flat(given):
+            self._add(tool, namespace, where)
+
+    def choice(self, asked: str | dict[str, Any] | None) -> ToolChoice | None:
+        """Return a request's `tool_choice` as chats have it. Raises ApiError."""
+        if asked is None:
+            return None
+        if isinstance(asked, dict) and asked.get("type") in self._left_out_types:
+            sentence = f"the tool {str(asked['type'])[:50]!r} is not run here: force a function"
+            raise refused(sentence, "tool_choice", "unsupported_parameter")
+        if isinstance(asked, dict) and asked.get("namespace"):
+            asked = {**asked, "name": flat_name(str(asked.get("name")), asked["namespace"])}
+        try:
+            read: ToolChoice = msgspec.convert(read_tool_choice(asked), ToolChoice)
+        except ValidationError as error:
+            raise refused(str(error), "tool_choice") from None
+        return read
+
+    def _add(self, tool: InnerToolBody, namespace: str | None, where: str) -> None:
+        if tool.type not in (_FUNCTION, _CUSTOM):
+            self.left_out.append(f"{where} {tool.type[:50]}")
+            self._left_out_types.add(tool.type)
+            return
+        if tool.name is None:
+            raise refused("is required", f"{where}.name")
+        name = flat_name(tool.name, namespace)
+        # OpenAI's are strict unless they say otherwise; but where null is sent, nothing is demanded of a schema that nobody has checked.
+        function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+        if tool.type == _CUSTOM:
+            try:
+                function, is_enforced = function_of(name, tool.description, tool.format)
+            except ValidationError as error:
+                raise refused(str(error), f"{where}.format") from None
+            if not is_enforced:
+                self.left_out.append(f"{where}.format")
+        if tool.type == _CUSTOM or namespace is not None:
+            self.by_name[name] = ClientTool(tool.name, namespace, tool.type == _CUSTOM)
+        self.declared.append(ToolBody(type="function", function=function))
+
+
+def _flat(given: list[ResponsesToolBody]) -> Iterator[tuple[InnerToolBody, str | None, str]]:
+    for i, tool in enumerate(given):
+        if tool.type != _NAMESPACE:
+            yield tool, None, f"tools[{i}]"
+            continue
+        if tool.name is None:
+            raise refused("is required", f"tools[{i}].name")
+        for j, inner in enumerate(tool.tools or ()):
+            yield inner, tool.name, f"tools[{i}].tools[{j}]"

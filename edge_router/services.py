@@ -1,0 +1,57 @@
+"""The table of the router's paths: which of its applications answers what. A path that is not in it is 404 before anything of its body is read."""
+
+import re
+from enum import Enum
+from functools import lru_cache
+from urllib.parse import parse_qs
+
+from starlette.types import Scope
+
+_ACCOUNT = r"/client/v4/accounts/[^/]+"
+_V1 = rf"(?:{_ACCOUNT})?(?:/ai)?/v1"
+
+
+class RouterService(Enum):
+    SITES = "sites"
+    RESPONSES = "responses"
+    MODEL_LISTS = "model lists"
+    RUNS = "runs"  # of a model: at a site, or in a batch
+    BATCHES = "batches"
+    FINETUNES = "finetunes"
+    STREAMS = "streams"
+
+
+# The first that matches a whole path.
+_TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
+    (service, re.compile(pattern))
+    for service, pattern in (
+        (RouterService.SITES, rf"{_V1}/(?:chat/completions|completions|embeddings|messages(?:/count_tokens)?)"),
+        (RouterService.SITES, r"/fn/.*"),
+        (RouterService.RESPONSES, rf"{_V1}/responses(?:/.+)?"),
+        (RouterService.MODEL_LISTS, rf"{_V1}/models(?:/.+)?|{_ACCOUNT}/ai/models/(?:search|schema)"),
+        (RouterService.RUNS, rf"{_ACCOUNT}/ai/run/.+"),
+        (RouterService.BATCHES, rf"{_V1}/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?"),
+        (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),
+        (RouterService.FINETUNES, rf"{_ACCOUNT}/ai/finetunes(?:/[^/]+(?:/finetune-assets)?)?"),
+        (RouterService.STREAMS, r"/streams/.*"),
+    )
+)
+
+
+def service_of(scope: Scope) -> RouterService | None:
+    """Return what answers a request; None: Starlette's routes do, or nothing is there."""
+    service = _service_at(scope.get("path", ""))  # a lifespan has none
+    if service is RouterService.RUNS:
+        return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES
+    if service is RouterService.MODEL_LISTS and scope["method"] != "GET":
+        return RouterService.SITES  # which say what they take
+    return service
+
+
+@lru_cache(256)  # a look at the whole table takes 2 us, and most requests are of one path
+def _service_at(path: str) -> RouterService | None:
+    return next((service for service, pattern in _TABLE if pattern.fullmatch(path)), None)
+
+
+def _is_queued(query: bytes) -> bool:
+    return b"queueRequest" in query and parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"

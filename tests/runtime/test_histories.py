@@ -1,0 +1,165 @@
+"""What an answer hands out is taken back: each dialect's answers, cut anywhere, as the history of a next request."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.asgi import call
+from tests.fakes import TOKENIZER, FakeEngineClient, FakeLauncher, ids, says
+from tests.runtime.conftest import Site, SiteMaker
+from wire.sse import EventDecoder
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+RUN = "/client/v4/accounts/acc1/ai/run/@test/tiny"
+PARAMETERS = {"type": "object", "properties": {"a": {}}}
+FUNCTION = {"name": "f", "parameters": PARAMETERS}
+TEXT = 'Ok. <tool_call>{"name": "f", "arguments": {"a": "it is"}}</tool_call>'
+DEEP = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 120 + "]" * 120 + "}}</tool_call>"
+ANSWERS = [
+    *((TEXT[:end], "length") for end in range(0, len(TEXT), 3)),
+    (TEXT, "stop"),
+    (DEEP, "stop"),
+    (DEEP[:90], "length"),
+]
+SAID = {"role": "user", "content": "Hi"}
+
+
+def nested(depth: int) -> Any:
+    return json.loads('{"a":' * depth + "1" + "}" * depth)
+
+
+def with_a_long_context(client: FakeEngineClient) -> None:
+    client.context_length = 65536
+
+
+Dialect = Callable[[Site, bool], Any]
+
+
+async def streamed(site: Site, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await call(site.app, path, {**body, "stream": True})
+    assert answer.status == 200, answer.body
+    return [json.loads(event.data) for event in EventDecoder().feed(answer.body) if event.data not in (None, b"[DONE]")]
+
+
+async def chat(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    asked = {"model": "tiny", "messages": [SAID], "tools": [{"type": "function", "function": FUNCTION}]}
+    if not is_streamed:
+        message = (await call(site.app, CHAT, asked)).json["choices"][0]["message"]
+    else:
+        message = {"role": "assistant", "content": None, "tool_calls": []}
+        for event in await streamed(site, CHAT, asked):
+            delta = event["choices"][0]["delta"]
+            message["content"] = (
+                (message["content"] or "") + delta["content"] if delta.get("content") else message["content"]
+            )
+            for part in delta.get("tool_calls", ()):
+                if "id" in part:
+                    message["tool_calls"].append(part)
+                else:
+                    message["tool_calls"][-1]["function"]["arguments"] += part["function"]["arguments"]
+    results = [
+        {"role": "tool", "tool_call_id": made["id"], "content": "not run"} for made in message.get("tool_calls") or ()
+    ]
+    return CHAT, {**asked, "messages": [SAID, message, *results, SAID]}
+
+
+async def run(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    asked = {"messages": [SAID], "tools": [FUNCTION]}
+    if not is_streamed:
+        result = (await call(site.app, RUN, asked)).json["result"]
+        message = {"role": "assistant", "content": result["response"], "tool_calls": result.get("tool_calls")}
+    else:
+        events = await streamed(site, RUN, asked)
+        made = [one for event in events for one in event.get("tool_calls", ())]
+        message = {"role": "assistant", "content": "".join(event["response"] for event in events), "tool_calls": made}
+    return RUN, {**asked, "messages": [SAID, message, SAID]}
+
+
+async def messages(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    tool = {"name": "f", "input_schema": PARAMETERS}
+    asked = {"model": "tiny", "max_tokens": 300, "messages": [SAID], "tools": [tool]}
+    if not is_streamed:
+        content = (await call(site.app, MESSAGES, asked)).json["content"]
+    else:
+        content, partial = [], ""
+        for event in await streamed(site, MESSAGES, asked):
+            if event["type"] == "content_block_start":
+                content.append(event["content_block"])
+                partial = ""
+            elif event["type"] == "content_block_delta":
+                partial += event["delta"].get("partial_json", "")
+                content[-1]["text"] = content[-1].get("text", "") + event["delta"].get("text", "")
+            elif event["type"] == "content_block_stop" and content[-1]["type"] == "tool_use":
+                content[-1] = {**content[-1], "input": as_client_reads(partial)}
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": "not run"}
+        for block in content
+        if block["type"] == "tool_use"
+    ]
+    answered = {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]}
+    return MESSAGES, {**asked, "messages": [SAID, {"role": "assistant", "content": content}, answered]}
+
+
+def as_client_reads(partial: str) -> Any:
+    try:
+        return json.loads(partial or "{}")
+    except ValueError:
+        return {}  # as far as the client can read it
+
+
+async def responses(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    asked = {"model": "tiny", "input": [SAID], "tools": [{"type": "function", **FUNCTION}]}
+    output = await output_of(site, asked, is_streamed)
+    return RESPONSES, {**asked, "input": [SAID, *output["output"], *results_of(output), SAID]}
+
+
+async def kept(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
+    asked = {"model": "tiny", "input": [SAID], "tools": [{"type": "function", **FUNCTION}]}
+    output = await output_of(site, asked, is_streamed)
+    return RESPONSES, {**asked, "previous_response_id": output["id"], "input": [*results_of(output), SAID]}
+
+
+async def output_of(site: Site, asked: dict[str, Any], is_streamed: bool) -> Any:
+    if is_streamed:
+        return (await streamed(site, RESPONSES, asked))[-1]["response"]
+    return (await call(site.app, RESPONSES, asked)).json
+
+
+def results_of(response: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": item["call_id"], "output": "not run"} for item in calls]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, run, messages, responses, kept])
+async def test_an_answer_that_was_cut_anywhere_is_taken_back(site: Site, dialect: Dialect, is_streamed: bool) -> None:
+    for text, finish in ANSWERS:
+        site.engine.script = says(text, finish=finish, per_step=7)
+        path, body = await dialect(site, is_streamed)
+        site.engine.script = says("Fine.")
+        answer = await call(site.app, path, body)
+        assert answer.status == 200, (text, body, answer.body)
+
+
+@pytest.mark.parametrize("message", [{"content": None}, {"content": None, "tool_calls": []}, {"tool_calls": []}])
+async def test_an_assistants_message_may_be_empty(site: Site, message: dict[str, Any]) -> None:
+    body = {"messages": [SAID, {"role": "assistant", **message}, SAID]}
+    for path in (CHAT, RUN):
+        assert (await call(site.app, path, {"model": "tiny", **body})).status == 200
+    turn = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert {submit.prompt_token_ids for submit in site.engine.submits} == {ids(turn + "<|im_end|>\n" + turn)}
+
+
+@pytest.mark.parametrize("given", ["no", "[]", '{"a":' * 5000 + "1" + "}" * 5000, nested(101), nested(900), [1], 7])
+async def test_arguments_that_are_no_readable_object_reach_the_template_as_text(
+    make_site: SiteMaker, given: Any
+) -> None:
+    made = {"function": {"name": "f", "arguments": given}}
+    history = [{"role": "assistant", "tool_calls": [made]}, SAID]
+    async with make_site(launcher=FakeLauncher(with_a_long_context)) as site:
+        answer = await call(site.app, CHAT, {"model": "tiny", "messages": history})
+        assert answer.status == 200, answer.body
+        written = given if isinstance(given, str) else json.dumps(given)
+        assert json.dumps(written) in TOKENIZER.decode(site.engine.submits[0].prompt_token_ids)

@@ -1,0 +1,15 @@
+"""The paths of the API as clients write them."""
+
+from typing import Any
+
+API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/")  # what they begin with
+
+
+def drop_trailing_slash(scope: Any) -> None:
+    """Let a request of the API mean the same with a slash at the end of its path, as clients write it whose base URL has none. A redirect would turn
+    a POST into a GET."""
+    path = scope.get("path", "")  # a lifespan has none
+    if path.endswith("/") and path.startswith(API_PATHS):
+        scope["path"] = path[:-1]
+        if "raw_path" in scope:
+            scope["raw_path"] = scope["raw_path"].removesuffix(b"/")
