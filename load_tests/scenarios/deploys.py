@@ -299,6 +299,11 @@ async def deploy_under_load(url: str, folder: Path, num_deploys: int, within_s: 
             began_s = time.monotonic()
             await (rollout.roll_back() if number % 10 == 0 else rollout.deploy(number))
             slowest_s = max(slowest_s, time.monotonic() - began_s)
+            if number % 10 == 0:
+                print(
+                    f"{number} changes, {sum(clients.counts.values())} answers, {len(clients.errors)} errors",
+                    file=sys.stderr,
+                )
         clients.is_over = True
         await asyncio.gather(*tasks)
         took_s = time.monotonic() - started_s

@@ -229,7 +229,7 @@ class DeployedFunctions:
     async def _follow(self) -> None:
         """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
-        await self._apply()
+        await self._apply(self._known)
         while True:
             try:
                 await self._ask()
@@ -245,18 +245,20 @@ class DeployedFunctions:
             self._asked_at = time.monotonic()
             known = decode_deployments(await self._router.get(PATH))
             if known != self._known:
-                self._known = known
                 await asyncio.to_thread(self._keep, known)
-                await self._apply()
+                await self._apply(known)
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)  # functions are run from here, by other users
         durable.write(self._directory / "deployments.json", encode(list(known.values())))
 
-    async def _apply(self) -> None:
-        """Serve what has traffic, stop what has none, and remove what no version names."""
+    async def _apply(self, known: dict[str, Deployment]) -> None:
+        """Serve what has traffic, stop what has none, and remove what no version names. Clients get a new version only when it is live: then its
+        bindings mean it by the function's name, too."""
         wanted: set[str] = set()
-        for deployment in list(self._known.values()):
+        for deployment in known.values():
+            if deployment.name not in self._known:
+                self._known = {**self._known, deployment.name: deployment}
             if deployment.name in self._taken or not deployment.runs_at(self._site):
                 continue
             live = None
@@ -274,6 +276,8 @@ class DeployedFunctions:
                 self._live(deployment.name, live)
             elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
                 wanted.add(before)  # what cannot be had here is no reason to answer nothing
+            self._known = {**self._known, deployment.name: deployment}
+        self._known = known
         served = [name for name in self._serving.functions.pools if "@" in name]
         for pool in served:
             if pool not in wanted and pool.partition("@")[0] in self._known and not self._is_tried(pool):
