@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
+.PHONY: help install kernels up test test-all test-servers test-clients check fmt bench bench-engine bench-cold bench-step bench-lossless bench-kv-types bench-quantized gguf-check bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-cache-restarts bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-attacks bench-structured bench-speculation bench-adapters bench-stages bench-experts bench-page soak peers report eval-ember train-ember gpu-check gpu-bench clean
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine"
@@ -47,6 +47,7 @@ help:
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
+	@echo "make bench-deploys  a hundred deploys in five minutes under load: is each request answered by the version that took it?"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -181,6 +182,9 @@ bench-adapters: $(DEV)
 bench-page: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.page
 	@$(BIN)/python -m load_tests.scenarios.first_minute
+
+bench-deploys: $(BASE)
+	@$(BIN)/python -m load_tests.scenarios.deploys
 
 bench-functions: $(DEV)
 	@load_tests/peers/functions_setup.sh $(PEERS) $(BIN)/python || true

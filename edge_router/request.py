@@ -26,7 +26,7 @@ from edge_router.preferences import preferences
 from edge_router.session import ConversationFingerprint, Recall, prefix_chain, session_digest, tenant_salt
 from wire.chat import MAX_ITEMS, MAX_MESSAGES
 from wire.continuation import ANSWER, AnswerName, encode_answer
-from wire.credentials import API_KEY, Key, bearer_token, bearer_token_or_none, owner_of, salted
+from wire.credentials import API_KEY, Key, bearer_token, owner_of, salted
 from wire.data_sites import DATA_SITES
 from wire.errors import ApiError, Dialect, dialect_of
 from wire.headers import (

@@ -20,8 +20,9 @@ from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
+from runtime.functions.state_dir import state_dir_of
 from runtime.middleware import GENUINE_HOP
-from sites.config import ConfigError, state_directory
+from sites.config import ConfigError
 from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
@@ -116,10 +117,3 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
         yield
     finally:
         os.close(directory)
-
-
-def state_dir_of(site: SiteConfig) -> Path:
-    """Return the directory in which the site's bindings keep their data."""
-    if site.functions.state_dir is not None:
-        return Path(site.functions.state_dir).expanduser()
-    return state_directory(site.name)

@@ -6,6 +6,7 @@ retrying. Knows an object's storage; who wakes the workflow is workflows.py's.
 
 import asyncio
 import inspect
+import math
 import re
 import sys
 import time
@@ -45,7 +46,7 @@ class WorkflowTimeoutError(Exception):
 
 
 class RetryPolicy(NamedTuple):
-    limit: int = 5
+    limit: float = 5  # may be infinite
     delay_s: float = 10.0
     backoff: str = "exponential"
     timeout_s: float = 600.0
@@ -58,7 +59,7 @@ class RetryPolicy(NamedTuple):
         if backoff not in ("constant", "linear", "exponential"):
             raise ValueError(f"backoff is constant, linear or exponential, and not {backoff!r}")
         return cls(
-            int(retries.get("limit", 5)),
+            _limit(retries.get("limit", 5)),
             seconds_of(retries.get("delay", 10_000)),
             backoff,
             seconds_of(given.get("timeout", 600_000)),
@@ -367,6 +368,11 @@ def seconds_of(duration: Any) -> float:
     if found is None or found[2] not in UNITS:
         raise ValueError(f"{duration!r} is no duration: give milliseconds, or a number and one of {', '.join(UNITS)}")
     return float(found[1]) * UNITS[found[2]]
+
+
+def _limit(given: Any) -> float:
+    limit = float(given)
+    return int(limit) if math.isfinite(limit) else limit
 
 
 def recorded(error: Exception) -> dict[str, Any]:

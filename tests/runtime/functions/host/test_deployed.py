@@ -313,6 +313,42 @@ async def test_the_version_with_most_of_the_traffic_is_live_and_those_without_an
     assert chosen == {pool_name("f", second), pool_name("f", third)}
 
 
+async def test_clients_get_a_new_version_when_it_is_live_and_not_before(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = site.version(1), site.version(2)
+    site.router.deploy("f", (first, 100.0))
+    assert (await site.deployed.served("f", 1)).healthy
+    fetching, may_go_on, get = asyncio.Event(), asyncio.Event(), site.router.get
+
+    async def slowly(path: str) -> bytes:
+        if second.digest in path:
+            fetching.set()
+            await may_go_on.wait()
+        return await get(path)
+
+    monkeypatch.setattr(site.router, "get", slowly)
+    site.router.deploy("f", (second, 100.0), revision=2)
+    serving = asyncio.create_task(site.deployed.served("f", 2))
+    await asyncio.wait_for(fetching.wait(), 5)
+    assert await site.deployed.pool_of("f", "key") == pool_name("f", first)
+    may_go_on.set()
+    assert (await serving).healthy
+    assert await site.deployed.pool_of("f", "key") == pool_name("f", second) == site.functions.names["f"]
+
+
+async def test_a_version_that_cannot_be_had_leaves_the_one_before_where_it_is(site: Site) -> None:
+    first, second = site.version(1), site.version(2)
+    site.router.deploy("f", (first, 100.0))
+    assert (await site.deployed.served("f", 1)).healthy
+    del site.router.bundles[second.digest]
+    site.router.bundles[second.digest] = b"something else"
+    site.router.deploy("f", (second, 100.0), revision=2)
+    assert not (await site.deployed.served("f", 2)).healthy
+    assert (list(site.functions.pools), site.functions.names["f"]) == ([pool_name("f", first)], pool_name("f", first))
+    assert await site.deployed.pool_of("f", "key") == pool_name("f", first)
+
+
 async def test_folders_of_versions_that_are_gone_are_deleted_after_an_hour(site: Site) -> None:
     first, second = site.version(1), site.version(2)
     site.router.deploy("f", (first, 100.0))

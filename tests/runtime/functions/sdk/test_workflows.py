@@ -238,6 +238,22 @@ async def replayed(served: Served) -> None:
     await served.get("/resume")
 
 
+async def test_a_step_may_be_repeated_without_end(site: Make) -> None:
+    source = """
+class Flow(WorkflowEntrypoint):
+    async def run(self, event, step):
+        @step.do("flaky", config={"retries": {"limit": float("inf"), "delay": 1, "backoff": "constant"}})
+        async def flaky(ctx):
+            if ctx["attempt"] < 9:
+                raise ValueError("not yet")
+            return str(ctx["config"]["retries"]["limit"])
+        return await flaky()
+"""
+    async with site(source) as served:
+        await served.get("/create")
+        assert (await until(served, "complete", "errored"))["output"] == "inf"
+
+
 async def test_an_event_that_came_too_late_is_too_late_in_every_run(site: Make) -> None:
     source = """
 class Flow(WorkflowEntrypoint):
