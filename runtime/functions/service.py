@@ -22,7 +22,7 @@ from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
 from runtime.functions.state_dir import state_dir_of
 from runtime.middleware import GENUINE_HOP
-from sites.config import ConfigError
+from sites.config import ConfigError, state_directory
 from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
