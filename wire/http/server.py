@@ -23,7 +23,7 @@ from wire.http.exchange import Application
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
-GIVEN_BACK_BYTES = 16 << 20  # once that much was unread, and three quarters of it are gone
+GIVEN_BACK_BYTES = 4 << 20  # once that much was unread, and three quarters of it are gone
 REFUSED_AT_ONCE = 16  # connections beyond a limit that are told so, for which they are kept a moment; what comes beyond them is closed at once
 # Sent and not acknowledged for so long, the client is gone: one that merely does not read still acknowledges, and a network that loses a third of all
 # packets has brought one through by then.
