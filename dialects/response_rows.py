@@ -229,6 +229,11 @@ def delete(connection: RowConnection, tenant: str, name: str) -> None:
         _forget(connection, found.number)
 
 
+def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
+    for tenant, name in names:
+        delete(connection, tenant, name)
+
+
 def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
     """Delete what a maker is not making after all."""
     chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"

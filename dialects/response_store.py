@@ -75,6 +75,10 @@ class ResponseStore:
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
+        self._refused: set[Name] = (
+            set()
+        )  # whose clients were told that they are not kept, and that may be there all the same
+        self._taking_back: asyncio.Task[None] | None = None
         self._has_begun = asyncio.Event()
         self._is_closed = False
 
@@ -116,6 +120,8 @@ class ResponseStore:
         """Return a response. Raises ApiError: somebody else's is none."""
         if (made := self._made.get((tenant, name))) is not None:
             return made
+        if (tenant, name) in self._refused:
+            raise _unknown(name, param)
         found = await self._do(partial(rows.find, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
         if found is None:
             raise _unknown(name, param)
@@ -126,6 +132,8 @@ class ResponseStore:
         found: PreviousResponse | None
         if (made := self._made.get((tenant, name))) is not None:
             found = PreviousResponse(0, name, joined(made.input, made.output), made.is_ended)
+        elif (tenant, name) in self._refused:
+            found = None
         else:
             found = await self._do(partial(rows.conversation, tenant=tenant, name=name, keep_s=self._keeping.keep_s))
         if found is None:
@@ -184,8 +192,7 @@ class ResponseStore:
         """End those that are being made."""
         self._is_closed = True
         if self._confirming is not None:
-            self._confirming.cancel()
-            await asyncio.gather(self._confirming, return_exceptions=True)
+            await background.stop(self._confirming)
         tasks = [made.task for made in self._made.values() if made.task is not None]
         for made in tuple(self._made.values()):
             made.end_as("failed", LOST)
@@ -194,6 +201,8 @@ class ResponseStore:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._writing is not None:
             await self._writing
+        if self._taking_back is not None:
+            await background.stop(self._taking_back)
         await self._database.close()
 
     async def _write(self) -> None:
@@ -218,11 +227,25 @@ class ResponseStore:
         try:
             taken = await self._do(add, is_write=True)
         except ApiError:  # which the log tells
+            # The database may commit all the same, once it goes on. What is made in the background is tried again.
+            self._refused |= {(row.tenant, row.id) for row in found} - self._made.keys()
+            if self._refused and (self._taking_back is None or self._taking_back.done()):
+                self._taking_back = background.start(self._take_back, "deleting responses that were not to be kept")
             return False
         for write in batch:
             if (name := (write.row.tenant, write.row.id)) in taken:
                 _end_elsewhere(write.response, taken[name])
         return True
+
+    async def _take_back(self) -> None:
+        """Delete what was kept though its client was told that it is not."""
+        while self._refused:
+            await asyncio.sleep(TRY_AGAIN_S)
+            refused = frozenset(self._refused)
+            with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
+                delete = partial(rows.delete_all, names=refused)
+                await self._database.run(delete, ANSWERS_WITHIN_S, is_write=True)
+                self._refused -= refused
 
     async def _confirm_often(self) -> None:
         """Tell other processes that this one is there, and how far it is."""

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
 
 import orjson
@@ -49,14 +50,44 @@ EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a pla
 log = logging.getLogger("pilotlight.http")
 
 
-class _ClientGone(Exception):
-    pass
+ReadBody = Callable[[int], Awaitable[bytes]]  # of at most so many bytes; raises ApiError, ClientGone
+
+
+class ClientGone(Exception):
+    """The client has left."""
+
+
+class Door(Protocol):
+    """Limits that stand before all requests: decides which are taken, and how their bodies are read."""
+
+    def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[ReadBody]:
+        """Open a scope for the time that a request is at work. Raises ApiError."""
+        ...
+
+    def held(self, scope: Scope) -> AbstractContextManager[object]:
+        """Open a scope for what goes on in the background after its request."""
+        ...
+
+
+class OpenDoor:
+    """Takes every request: what stands before an engine has limits of its own."""
+
+    @asynccontextmanager
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
+        yield partial(_read_body, receive)
+
+    def held(self, scope: Scope) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 class ResponsesApp:
     """Run `run()` as a task; `close()` behind it."""
 
-    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: Keeping) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: Keeping, door: Door | None = None
+    ) -> None:
+        """`app` answers what the door has admitted."""
+        self._door = door or OpenDoor()
         self._app = app
         self._access = access
         self._max_body_bytes = max_body_bytes
@@ -84,7 +115,7 @@ class ResponsesApp:
         except ApiError as error:
             body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
             await _send_json(send, body, error.status(Dialect.OPENAI_RESPONSES), error.headers())
-        except _ClientGone:
+        except ClientGone:
             return
 
     async def run(self) -> None:
@@ -104,6 +135,12 @@ class ResponsesApp:
         found = _PATH.match(scope["path"])
         if found is None:
             raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
+        async with self._door.admitted(scope, receive, send) as read_body:
+            await self._admitted(found, read_body, scope, receive, send)
+
+    async def _admitted(
+        self, found: re.Match[str], read_body: ReadBody, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         authorization = _header(scope, b"authorization")
         holder = self._access.holder(authorization)
         owner = owner_of(authorization, holder.account.name if holder is not None else "")
@@ -120,7 +157,7 @@ class ResponsesApp:
                 )
                 raise ApiError("not_implemented", sentence)
             ask = self._create if task is None else self._count
-            return await ask(tenant, scope, receive, send)
+            return await ask(tenant, read_body, scope, receive, send)
         kept = await self.store.find(found["id"], tenant)
         query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
@@ -138,8 +175,8 @@ class ResponsesApp:
             return await self._cancel(kept, send)
         raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
 
-    async def _create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        raw, fields = await self._asked(scope, receive)
+    async def _create(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
+        raw, fields = await self._asked(read_body)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
             return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
@@ -149,16 +186,16 @@ class ResponsesApp:
         patched = _Patched(asked, send, self.store.keep if asked.is_stored else None)
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
 
-    async def _count(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the tokens counted of what a response would be asked."""
-        raw, fields = await self._asked(scope, receive)
+    async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the tokens of the prompt that a response would have."""
+        raw, fields = await self._asked(read_body)
         if isinstance(fields, dict) and isinstance(fields.setdefault("input", []), str | list):
             raw = await self._gathered(AskedResponse({**fields, "background": None}, tenant))
         await self._app(_sized(scope, raw), _replayed(raw, receive), send)
 
-    async def _asked(self, scope: Scope, receive: Receive) -> tuple[bytes, Any]:
+    async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
         """Return a body, and its fields if it has any. Raises ApiError."""
-        raw = await self._body(scope, receive)
+        raw = await read_body(self._max_body_bytes)
         return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
 
     async def _gathered(self, asked: AskedResponse) -> bytes:
@@ -195,7 +232,8 @@ class ResponsesApp:
         try:
             await self.store.begin(recorded.kept)
             recorded.is_kept.set()
-            await self._app(scope, _replayed(body, None), recorded)
+            with self._door.held(scope):
+                await self._app(scope, _replayed(body, None), recorded)
         except asyncio.CancelledError:
             recorded.kept.end_as("cancelled")
             raise
@@ -229,23 +267,24 @@ class ResponsesApp:
             )
         return kept.after if kept.task is not None else partial(self.store.after, kept)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size, more = 0, True
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _ClientGone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > self._max_body_bytes:
-                        raise ApiError("body_too_large", f"the body is larger than {self._max_body_bytes >> 20} MiB")
-                    more = message.get("more_body", False)
-        except TimeoutError:
-            raise ApiError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-        return b"".join(parts)
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size, more = 0, True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise ApiError("body_too_large", f"the body is larger than {limit >> 20} MiB")
+                more = message.get("more_body", False)
+    except TimeoutError:
+        raise ApiError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    return b"".join(parts)
 
 
 class _Patched:

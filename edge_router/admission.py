@@ -47,12 +47,7 @@ class AdmissionFilter:
         """Return a scope for the time that the request is at work. Raises ApiError."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
-        if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
-            head.holder = self.access.find(head.key)
-        elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
-            head.holder = self.access.of_account(head.header(ACCOUNT))
-        else:
-            head.holder = self.access.holder(head.header("authorization"))
+        self.identify(head)
         if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
             raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
         if ".." in head.path and ".." in head.path.split("/"):
@@ -61,6 +56,15 @@ class AdmissionFilter:
             raise ApiError("invalid_request", "a path must be printable ASCII: encode everything else as %XX")
         await self.limits.ready(head)
         return self.limits.admitted(head, address)
+
+    def identify(self, head: Head) -> None:
+        """Note whose a request is. Raises ApiError for a key that is missing or opens other things."""
+        if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
+            head.holder = self.access.find(head.key)
+        elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
+            head.holder = self.access.of_account(head.header(ACCOUNT))
+        else:
+            head.holder = self.access.holder(head.header("authorization"))
 
 
 def tenant_of(head: Head, secret: str) -> bytes:

@@ -20,7 +20,13 @@ from edge_router.ledger.store import configured
 from edge_router.model_lists import ModelLists
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
+<<<<<<< HEAD
 from edge_router.routed_finetunes import RoutedFinetunes
+=======
+from edge_router.request import FUNCTIONS
+from edge_router.response_door import ResponseDoor
+from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
+>>>>>>> router
 from edge_router.router import EdgeRouter
 from edge_router.routes import FAILURES, OwnRoutes, own_version
 from edge_router.services import RouterService, service_of
@@ -51,9 +57,8 @@ class RouterApp(Starlette):
         self.batches = BatchRoutes(proxy, router.batches)
         self.model_lists = ModelLists(proxy)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
-        self.responses = ResponsesApp(
-            proxy, access, int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
-        )
+        most, keeping = int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
+        self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
         router.metrics.watch(
             "responses_failing",
             "1 where kept responses could not be read or written when that was last tried.",

@@ -72,7 +72,7 @@ class Proxy:
         self.upstream: Upstream | None = None  # open while the application runs
         self.tracing = tracing
         self._clock = clock
-        self._body_timeout_s = body_timeout_s
+        self.body_timeout_s = body_timeout_s
         self.under_way: set[ProxiedRequest] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
@@ -109,20 +109,30 @@ class Proxy:
             self._open.discard(client)
             watched.discard(client)
 
+    def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Answer a request that a door before this one has admitted (response_door.py), as an ASGI application."""
+        client = Downstream(scope, receive, send)
+        return self.handle(client, self._forward_admitted(client))
+
+    async def _forward_admitted(self, client: Downstream) -> None:
+        self.admission.identify(client.head)
+        await self._read_and_forward(client)
+
     async def admit(self, client: Downstream) -> None:
-        head = client.head
-        with await self.admission.admit(head, client.address):
-            body = await client.body(
-                int(self.config.max_body_mib * 2**20), self.config.idle_timeout_s, self._body_timeout_s
-            )
-            is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
-            if not is_durable:
-                return await client.while_present(self.forward(client, body))
-            recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
-            if is_async:
-                return await accepted(recording, client)
-            with suppress(DownstreamGone):  # the stream goes on without it
-                await client.while_present(tell(recording, client, 0))
+        with await self.admission.admit(client.head, client.address):
+            await self._read_and_forward(client)
+
+    async def _read_and_forward(self, client: Downstream) -> None:
+        head, config = client.head, self.config
+        body = await client.body(int(config.max_body_mib * 2**20), config.idle_timeout_s, self.body_timeout_s)
+        is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
+        if not is_durable:
+            return await client.while_present(self.forward(client, body))
+        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
+        if is_async:
+            return await accepted(recording, client)
+        with suppress(DownstreamGone):  # the stream goes on without it
+            await client.while_present(tell(recording, client, 0))
 
     async def _record(self, recording: DurableStream) -> None:
         with self.admission.limits.held(recording.head, recording.address):

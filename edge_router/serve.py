@@ -152,6 +152,7 @@ def http_limits(door: DoorConfig) -> HttpLimits:
         head_timeout_s=door.head_timeout_s,
         keep_alive_s=door.keep_alive_s,
         stall_s=door.stall_timeout_s,
+        max_unread_bytes=int(door.max_unread_mib * 2**20),
         max_connections=door.max_connections
         if files is None
         else min(door.max_connections, max(1, (files - SPARE_FILES) // 2)),

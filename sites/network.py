@@ -115,6 +115,12 @@ class DoorConfig(AccessConfig, frozen=True, kw_only=True):
         Positive,
         Meta(description="of all requests that are not answered yet; whoever sends more is told to come again"),
     ] = 512.0
+    max_unread_mib: Annotated[
+        Positive,
+        Meta(
+            description="of all answers that clients leave unread, of one address a quarter; who has for the longest is cut off"
+        ),
+    ] = 256.0
     keep_alive_s: Annotated[Positive, Meta(description="a connection without a request is closed after so long")] = 75.0
     stall_timeout_s: Annotated[
         Positive, Meta(description="a client that leaves what waits for it unread is cut off after so long")

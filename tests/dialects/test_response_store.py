@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from dialects import response_rows, response_store
 from dialects.kept_responses import Keeping, KeptResponse, failed_event
 from dialects.response_file import ResponseFile
-from dialects.response_store import ResponseStore
+from dialects.response_store import ResponsesFault, ResponseStore
 from wire.database import Database
 from wire.errors import ApiError
 
@@ -245,6 +245,43 @@ async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
                 assert not await store.keep(response("a"))
         assert "a mistake" in caplog.text
         assert await store.keep(response("b"))
+        assert await there(store, "a", "b") == [False, True]
+
+
+async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_taken_back(
+    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "TRY_AGAIN_S", 0.01)
+
+    class Late:
+        """A database that stands still while it commits: it says nothing in time, and has it all the same."""
+
+        is_shared = False
+
+        def __init__(self, database: Any) -> None:
+            self.database, self.name, self.is_late = database, database.name, True
+
+        async def run(self, work: Any, within_s: float, *, is_write: bool) -> Any:
+            done = await self.database.run(work, within_s, is_write=is_write)
+            if self.is_late and is_write:
+                raise ResponsesFault("no answer in time")
+            return done
+
+        async def close(self) -> None:
+            await self.database.close()
+
+    async with opened(path, days) as store:
+        late = store._database = cast("Any", Late(store._database))
+        assert not await store.keep(response("a"))
+        kept = partial(response_rows.find, tenant="t", name="a")
+        assert await late.database.run(kept, 5.0, is_write=False) is not None
+        assert await there(store, "a") == [False], "nobody reads it here meanwhile"
+        late.is_late = False
+        assert await store.keep(response("b"))
+        async with asyncio.timeout(20):
+            while store._refused:
+                await asyncio.sleep(0.01)
+        assert await late.database.run(kept, 5.0, is_write=False) is None
         assert await there(store, "a", "b") == [False, True]
 
 

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # of a response
-HELD_BYTES = 256 << 10  # of a response that nobody has read yet; beyond it the peer is not read
+# A client that does not read its answer costs what is held of it, once for each connection: a transport by itself reads 256 KiB at once.
+READ_BYTES = 32 << 10  # at once
+HELD_BYTES = 32 << 10  # of a response that nobody has read yet; beyond it the peer is not read
 # Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the connection is known to be closed, or the request that
 # crossed the close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake.
 KEEP_ALIVE_S = 60.0
@@ -158,11 +160,13 @@ class ResponseParser:
             self.is_done = True
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
+        """`buffer` is what bytes are read into; what was read is taken out at once, so all connections of a loop may have the same."""
         self.origin = origin
+        self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
@@ -223,6 +227,12 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         response = self.response
         if response.is_done:
@@ -266,6 +276,7 @@ class ConnectionPool:
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
+        self._buffer = bytearray(READ_BYTES)
         self._tls: ssl.SSLContext | None = None
 
     @property
@@ -311,7 +322,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(origin),
+                    lambda: UpstreamConnection(origin, self._buffer),
                     origin.host,
                     origin.port,
                     ssl=self._tls if origin.is_tls else None,

@@ -6,9 +6,12 @@ what is refused in a sentence. Refuses to know how requests are read (request.py
 
 import asyncio
 import importlib
+import socket
 import sys
 import time
+from asyncio.trsock import TransportSocket
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -35,14 +38,15 @@ EVENTS_AT_ONCE = (
     256  # before others have their turn: a transport reads two megabytes at once, be it of chunks of a byte
 )
 EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
+UNSENT_BYTES = 64 << 10  # in the kernel
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
 
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_client", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
-        "deadline", "is_full", "loop", "server", "transport",
+        "_around", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
+        "client", "deadline", "is_full", "loop", "server", "transport",
     )  # fmt: skip
 
     def __init__(self, server: "Server") -> None:
@@ -64,8 +68,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         server, limits = self.server, self.server.limits
         peer = host_and_port(transport.get_extra_info("peername"))
-        self._client = str(peer[0]) if isinstance(peer, tuple) else ""
-        refusal = server.admit(self, self._client)
+        self.client = str(peer[0]) if isinstance(peer, tuple) else ""
+        bound_unsent(transport.get_extra_info("socket"))
+        refusal = server.admit(self, self.client)
         self.transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
         self.deadline = time.monotonic() + limits.head_timeout_s
         scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
@@ -98,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._tell_gone()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.server.forget(self, self._client)
+        self.server.forget(self, self.client)
         self._tell_gone()
 
     def pause_writing(self) -> None:
@@ -276,6 +281,14 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
         await PendingUpgrade(connection.server.app, open_websocket)(scope, receive, send)
 
     return app
+
+
+def bound_unsent(sock: object) -> None:
+    """Let the kernel take no more of an answer than this beside what is on its way: of a client that does not read it would take megabytes."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):  # a connection that has ended
+            sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 def host_and_port(address: object) -> object:

@@ -15,6 +15,9 @@ from wire.http.request import RequestHead
 if TYPE_CHECKING:
     from wire.http.connection import HttpConnection
 
+SLICE_BYTES = (
+    16 << 10
+)  # of an answer, written at once: no more than that goes beyond a full buffer, however large the part
 HELD_BODY_BYTES = 512 << 10  # of a body that nobody has asked for yet; beyond it the client is not read
 
 Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
@@ -114,14 +117,27 @@ class HttpExchange:
         body: bytes = message.get("body", b"")
         is_last = not message.get("more_body", False)
         head = self._head(len(body) if is_last else None) if self._start is not None else b""
-        framed = head + self.framing.framed(body, is_last)
-        self._start, self.has_begun = None, True
-        if framed:
-            connection.transport.write(framed)
+        for start in range(0, len(body) - SLICE_BYTES, SLICE_BYTES):
+            self._write(head + self.framing.framed(body[start : start + SLICE_BYTES], is_last=False))
+            head = b""
+            await self._until_room()
+            if self.is_gone:
+                return
+        rest = body[-(len(body) % SLICE_BYTES or SLICE_BYTES) :] if len(body) > SLICE_BYTES else body
+        self._write(head + self.framing.framed(rest, is_last))
         if is_last:
             self.is_done = True
             connection.finished(self)
-        while connection.is_full and not (self.is_gone or is_last):
+        else:
+            await self._until_room()
+
+    def _write(self, framed: bytes) -> None:
+        self._start, self.has_begun = None, True
+        if framed:
+            self._connection.transport.write(framed)
+
+    async def _until_room(self) -> None:
+        while self._connection.is_full and not self.is_gone:
             await self._wait()
 
     def _lead(self) -> None:

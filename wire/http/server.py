@@ -23,6 +23,7 @@ from wire.http.exchange import Application
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
+GIVEN_BACK_BYTES = 4 << 20  # once that much was unread, and three quarters of it are gone
 REFUSED_AT_ONCE = 16  # connections beyond a limit that are told so, for which they are kept a moment; what comes beyond them is closed at once
 # Sent and not acknowledged for so long, the client is gone: one that merely does not read still acknowledges, and a network that loses a third of all
 # packets has brought one through by then.
@@ -43,6 +44,7 @@ class HttpLimits(NamedTuple):
     stall_s: float = 60.0  # for a client to take what waits for it, once its buffer is full
     write_buffer_bytes: int = 64 << 10  # full, and then the application waits; beside the kernel's own
     max_message_bytes: int = 32 << 20  # of a WebSocket
+    max_unread_bytes: int = 256 << 20  # of all answers that wait for their clients; of one address a quarter
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # by address
 
@@ -66,6 +68,7 @@ class Server:
         self.is_stopping = False
         self.date = b""  # the header's whole line
         self.name: object = None  # where it listens
+        self._most_unread = 0  # since memory was given back
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -137,6 +140,24 @@ class Server:
                 due = connections[start : start + SWEPT_AT_ONCE]
                 background.for_each(due, partial(self._look, time.monotonic()), "the time limits of one connection")
                 await asyncio.sleep(0)
+            self._bound_unread()
+
+    def _bound_unread(self) -> None:
+        """Cut off those that have left their answers unread for the longest, where all together hold too much."""
+        most, total, by_client = self.limits.max_unread_bytes, 0, Counter[str]()
+        full = sorted((each for each in self.connections if each.is_full), key=lambda each: each.deadline, reverse=True)
+        for connection in full:
+            size = connection.transport.get_write_buffer_size()
+            if total + size > most or by_client[connection.client] + size > most / 4:
+                self.cut["unread"] += 1
+                connection.abort()
+            else:
+                total += size
+                by_client[connection.client] += size
+        self._most_unread = max(self._most_unread, total)
+        if self._most_unread > GIVEN_BACK_BYTES and total < self._most_unread / 4:
+            self._most_unread = total
+            give_back_memory()
 
     def _look(self, now: float, connection: HttpConnection) -> None:
         if now > connection.deadline and connection in self.connections:
@@ -147,6 +168,15 @@ class Server:
 
     def _tell_date(self) -> None:
         self.date = b"date: " + http_date(time.time()).encode() + b"\r\n"
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps what thousands of unread answers held, for good. It takes milliseconds."""
+    import ctypes  # 10 ms, and most processes never have as much unread
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def http_date(seconds: float) -> str:

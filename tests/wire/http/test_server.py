@@ -2,20 +2,22 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
 from wire.http.connection import HttpConnection
-from wire.http.exchange import HELD_BODY_BYTES
+from wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES
 from wire.http.listen import bind, url_of
-from wire.http.server import HttpLimits, Server, http_date
+from wire.http.server import HttpLimits, Server, give_back_memory, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -127,6 +129,54 @@ async def test_a_connection_whose_time_limit_raises_keeps_the_limits_of_the_othe
                 await client.say(b"GET /")
             await eventually(lambda: server.cut["request_timeout"] == 1)
         assert "a mistake in a time limit" in caplog.text
+
+
+@pytest.mark.parametrize("size", [SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES, 5 * SLICE_BYTES + 7])
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_large_answer_arrives_whole_in_slices(size: int, has_length: bool) -> None:
+    whole = os.urandom(size)
+    head = start((b"content-length", b"%d" % size)) if has_length else start()
+    parts = [body(whole)] if has_length else [body(whole, True), body(b"")]
+    async with (
+        served(App(head, *parts)) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.url) as response,  # type: ignore[attr-defined]
+    ):
+        assert await response.read() == whole
+
+
+async def test_a_client_that_does_not_read_a_large_answer_costs_a_buffer_and_not_the_answer() -> None:
+    limits = HttpLimits()
+    async with served(App(start(), body(b"x" * (8 << 20)))) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(GET)
+        await eventually(lambda: any(each.is_full for each in server.connections))
+        (connection,) = server.connections
+        assert connection.transport.get_write_buffer_size() <= limits.write_buffer_bytes + SLICE_BYTES + 100
+
+
+async def test_what_all_clients_leave_unread_is_bounded_and_who_has_for_the_longest_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wire.http.server.SWEEP_S", 0.005)
+    monkeypatch.setattr("wire.http.server.GIVEN_BACK_BYTES", 1000)
+    given_back: list[int] = []
+    monkeypatch.setattr("wire.http.server.give_back_memory", lambda: given_back.append(1))
+    limits = HttpLimits(max_unread_bytes=4 * 200_000)  # of one address a quarter: two buffers
+    async with served(App(start(), body(b"x" * (8 << 20))), limits) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(4):
+                client = await stack.enter_async_context(wire(server.url))  # type: ignore[attr-defined]
+                await client.say(GET)
+                await eventually(lambda number=number: server.cut["unread"] == max(0, number - 1))
+                await eventually(lambda: all(each.is_full for each in server.connections))
+            unread = [each.transport.get_write_buffer_size() for each in server.connections]
+            assert (len(unread), sum(unread) <= 200_000) == (2, True)
+        await eventually(lambda: not server.connections)
+        await eventually(lambda: given_back)
+
+
+def test_memory_is_given_back_where_the_library_can() -> None:
+    give_back_memory()
 
 
 async def test_a_small_answer_is_one_piece_with_its_head() -> None:

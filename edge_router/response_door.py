@@ -1,0 +1,48 @@
+"""The router's door before kept responses: limits, body and time limits are those of any request, and each request counts once."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from dialects.responses_app import ClientGone, ReadBody
+from edge_router.downstream import Downstream, DownstreamGone, head_of
+from edge_router.metrics import NO_SITE
+from edge_router.proxy import Proxy
+from wire.errors import ApiError
+
+
+class ResponseDoor:
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+
+    @asynccontextmanager
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
+        """Open a scope for the time that a request is at work. Raises ApiError."""
+        client, admission = Downstream(scope, receive, send), self._proxy.admission
+        try:
+            with await admission.admit(client.head, client.address):
+                yield partial(self._body, client)
+        except ApiError as error:
+            self._proxy.metrics.ended(NO_SITE, error.word)
+            raise
+
+    def held(self, scope: Scope) -> AbstractContextManager[object]:
+        """Open a scope in which a background response counts as open. Raises ApiError."""
+        head, address = head_of(scope), str(scope["client"][0]) if scope.get("client") else ""
+        self._proxy.admission.identify(head)
+        return self._proxy.admission.limits.held(head, address)
+
+    async def _body(self, client: Downstream, limit: int) -> bytes:
+        """Raises ApiError, ClientGone."""
+        proxy = self._proxy
+        assert proxy.upstream is not None
+        watched = proxy.upstream.silence.watched
+        watched.add(client)
+        try:
+            return await client.body(limit, proxy.config.idle_timeout_s, proxy.body_timeout_s)
+        except DownstreamGone:
+            raise ClientGone from None
+        finally:
+            watched.discard(client)

@@ -1,0 +1,86 @@
+"""Responses at the router: each request of them is admitted before its body is read, and counts once against its account's limits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.edge_router.fakes import FakeSite, Router, router, sites
+from tests.edge_router.test_kept_responses import answered
+from tests.edge_router.test_limits import ALICE, BOB
+
+ASKED = {"model": "ember", "input": "hello", "store": True}
+
+
+@asynccontextmanager
+async def limited(folder: Path, **limits: float) -> AsyncIterator[tuple[FakeSite, Router]]:
+    tables = {"tenant_limits": limits, "responses": {"directory": str(folder)}}
+    async with sites("ams1") as fakes, router(fakes, tables=tables, idle_timeout_s=0.3) as running:
+        fakes[0].behave = answered
+        yield fakes[0], running
+
+
+def ask(running: Router, headers: dict[str, str] = ALICE, **fields: Any) -> Any:
+    return running.http.post(f"{running.url}/v1/responses", json={**ASKED, **fields}, headers=headers)
+
+
+async def first_line(running: Router, more: bytes = b"") -> bytes:
+    """Send the head of a request whose body does not come."""
+    host, port = running.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer alice\r\ncontent-length: 5000\r\n"
+    writer.write(head + b"\r\n{" + more)
+    async with asyncio.timeout(20):
+        line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_a_request_that_is_refused_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+    async with limited(tmp_path, requests_per_min=1) as (_site, running):
+        async with ask(running) as response:
+            assert response.status == 200
+        assert b" 429 " in await first_line(running)
+        running.proxy.admission.is_draining = True
+        assert b" 503 " in await first_line(running)
+
+
+async def test_a_body_that_pauses_has_the_limits_of_any_body(tmp_path: Path) -> None:
+    async with limited(tmp_path) as (site, running):
+        assert b" 408 " in await first_line(running)
+        assert site.bodies == []
+
+
+async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_path: Path) -> None:
+    async with limited(tmp_path, requests_per_min=5) as (_site, running):
+        async with ask(running) as response:
+            url = f"{running.url}/v1/responses/{(await response.json())['id']}"
+        statuses = []
+        for method, path in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", ""), ("GET", "")):
+            async with running.http.request(method, url + path, headers=ALICE) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 200, 400, 200, 429]
+        async with running.http.get(url, headers=BOB) as response:
+            assert response.status == 404
+
+
+async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path: Path) -> None:
+    async with limited(tmp_path, max_open=1) as (site, running):
+        async with ask(running) as response:
+            assert response.status == 200, "it is not counted twice"
+        go_on = asyncio.Event()
+
+        async def slow(site: FakeSite, request: Any) -> Any:
+            await go_on.wait()
+            return await answered(site, request)
+
+        site.behave = slow
+        async with ask(running, background=True) as response:
+            assert response.status == 200
+        async with ask(running) as response:
+            assert response.status == 429
+        go_on.set()
+        await running.until(lambda: running.proxy.admission.limits.num_open == 0)
+        async with ask(running) as response:
+            assert response.status == 200
