@@ -3,7 +3,7 @@
 A browser runs anybody's code next to what listens on this machine alone. A page can point a name of its own at 127.0.0.1 and then read what answers
 (DNS rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and those
 that no public name server gives out: localhost's, private addresses, this machine's own, and names below .local, .localhost and .internal, by which
-containers reach their host. What pages may read (CORS) is open to those of this machine, and to those that the configuration names.
+containers reach their host. Answers of the API may be read by pages of this machine (CORS), and all answers by those that the configuration names.
 """
 
 import re
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from wire.errors import ApiError, dialect_of
+from wire.paths import API_PATHS
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
@@ -64,7 +65,7 @@ class Origins:
         may_be_sent_unasked = b"upgrade" in first or (method not in SAFE_METHODS and kind in FORM_TYPES)
         if not may_be_sent_unasked or host is None or name in self._hosts:
             return None
-        if self._may_read(origin) or _host_of(origin) in self._hosts:
+        if self._is_configured(origin) or _is_loopback(_host_of(origin)) or _host_of(origin) in self._hosts:
             return None
         sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
         return ApiError("forbidden", sentence)
@@ -76,11 +77,13 @@ class Origins:
         if not origin or path.startswith(self._own_cors):
             return [], False
         is_question = method == "OPTIONS" and b"access-control-request-method" in first
-        if not self._may_read(origin.decode("latin-1")):
+        named = origin.decode("latin-1")
+        if not self._is_configured(named) and not (path.startswith(API_PATHS) and _is_loopback(_host_of(named))):
             if not is_question:
                 return [], False
-            shown = origin.decode("latin-1")[:100]
-            sentence = f"a page of {shown!r} may not read answers: add it to cors_origins under [door] if it is meant"
+            sentence = (
+                f"a page of {named[:100]!r} may not read answers: add it to cors_origins under [door] if it is meant"
+            )
             raise ApiError("forbidden", sentence)
         is_any = "*" in self._cors_origins
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
@@ -93,8 +96,8 @@ class Origins:
         ]
         return said, True
 
-    def _may_read(self, origin: str) -> bool:
-        return "*" in self._cors_origins or origin in self._cors_origins or _is_loopback(_host_of(origin))
+    def _is_configured(self, origin: str) -> bool:
+        return "*" in self._cors_origins or origin in self._cors_origins
 
 
 class OriginCheck:
