@@ -290,8 +290,8 @@ class CallBody(Body, frozen=True, kw_only=True):
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
         custom = values.get("custom")
         if values.get("type") == "custom" and isinstance(custom, dict):
-            function = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
-            return {**only(values, cls), "type": "function", "function": function}
+            called = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
+            return {**only(values, cls), "type": "function", "function": called}
         function = values if "name" in values else values.get("function")  # Workers AI has it without wrapping
         function = only(function, CallFunctionBody) if isinstance(function, dict) else function
         return {**only(values, cls), "function": function}

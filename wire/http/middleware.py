@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import orjson
 
 from wire.errors import ApiError, dialect_of
-from wire.paths import API_PATHS
 
 Pairs = list[tuple[bytes, bytes]]  # names lower case
 
@@ -30,7 +29,8 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """`own_cors`: paths whose applications answer for other pages themselves, functions."""
+    """`own_cors`: paths whose applications answer for other pages themselves, functions; `api_paths`: the beginnings of those that pages of this
+    machine may use."""
 
     def __init__(
         self,
@@ -39,12 +39,14 @@ class Origins:
         hosts: Iterable[str] = (),
         cors_origins: Iterable[str] = (),
         own_cors: str = "/fn/",
+        api_paths: tuple[str, ...] = (),
     ) -> None:
         self._is_local = is_local
         self._hosts = frozenset(host.lower() for host in hosts)
         self._own_name = socket.gethostname().lower()
         self._cors_origins = frozenset(cors_origins)
         self._own_cors = own_cors
+        self._api_paths = api_paths
 
     def refusal(self, method: str, first: Mapping[bytes, bytes]) -> ApiError | None:
         """None: the request may pass. `first`: of each header the first."""
@@ -78,7 +80,7 @@ class Origins:
             return [], False
         is_question = method == "OPTIONS" and b"access-control-request-method" in first
         named = origin.decode("latin-1")
-        if not self._is_configured(named) and not (path.startswith(API_PATHS) and _is_loopback(_host_of(named))):
+        if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_loopback(_host_of(named))):
             if not is_question:
                 return [], False
             sentence = (

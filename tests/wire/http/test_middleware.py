@@ -12,7 +12,7 @@ from wire.errors import ApiError, Dialect
 from wire.http.middleware import BodyBudget, OriginCheck, Origins
 
 EVIL = b"http://evil.example"
-LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])
+LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"], api_paths=("/v1/",))
 
 
 def refused(origins: Origins, method: str = "GET", **headers: bytes) -> int | None:
