@@ -33,7 +33,7 @@ from dialects.bodies import (
 from dialects.images import Content, ImagePart, image_at, image_of_base64, joined
 from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
-from dialects.prefix_pieces import canonical, without_pixels
+from dialects.prefix_pieces import canonical, without_billing, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
 from wire.errors import ANTHROPIC_VERSION, ApiError
@@ -42,8 +42,6 @@ from wire.sse import encode_event
 VERSION_HEADER = ANTHROPIC_VERSION.decode()  # whoever sends it speaks this dialect, at paths that several share
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-# Of the line that Claude Code puts before its instructions: it differs from request to request, and is no part of what the model is to read.
-_BILLING = "x-anthropic-billing-header:"
 _LABELS = ("cache_control", "citations")  # of a block: they change nothing of what it says
 
 # Of an answer in one piece.
@@ -174,7 +172,7 @@ def _valid(
 
 
 def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    if system := _without_billing(body.system):
+    if system := without_billing(body.system):
         yield MessageBody(role="system", content=_text(system, "system"))
     for position, message in enumerate(body.messages):
         where = f"messages[{position}].content"
@@ -348,21 +346,11 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart. Clients move
     `cache_control` on from turn to turn, so it is no part of them."""
-    if system := _without_billing(fields.get("system")):
+    if system := without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")
     for message in messages if isinstance(messages, list) else ():
         yield canonical([message.get("role"), without_pixels(_without_labels(message.get("content")))]), True
-
-
-def _without_billing(system: Any) -> Any:
-    """Return instructions without the billing line, which is the first block, or the first line of a text."""
-    if isinstance(system, list) and system and isinstance(system[0], dict):
-        is_billing = str(system[0].get("text")).startswith(_BILLING)
-        return system[1:] if is_billing else system
-    if isinstance(system, str) and system.startswith(_BILLING):
-        return system.partition("\n")[2].lstrip("\n")
-    return system
 
 
 def _without_labels(content: Any) -> Any:

@@ -22,6 +22,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 LEAST_TOP_P = 1e-9
+CUSTOM_INPUT = "input"  # the one parameter of the function that stands for a custom tool
 
 TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
@@ -287,6 +288,10 @@ class CallBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        custom = values.get("custom")
+        if values.get("type") == "custom" and isinstance(custom, dict):
+            called = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
+            return {**only(values, cls), "type": "function", "function": called}
         function = values if "name" in values else values.get("function")  # Workers AI has it without wrapping
         function = only(function, CallFunctionBody) if isinstance(function, dict) else function
         return {**only(values, cls), "function": function}

@@ -8,11 +8,10 @@ import json
 import re
 from typing import Any
 
-from dialects.bodies import FunctionBody
+from dialects.bodies import CUSTOM_INPUT, FunctionBody
 from dialects.invalid_values import ValidationError
 
-INPUT = "input"
-_BEGINNING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_BEGINNING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 # Characters of a JSON string that are whole: the first half of a surrogate pair waits for the second.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*'
@@ -34,14 +33,19 @@ def function_of(name: str, description: str | None, format: Any) -> tuple[Functi
             )
     if syntax == "regex":
         schema["pattern"] = f"^(?:{definition})$"
-    parameters = {"type": "object", "properties": {INPUT: schema}, "required": [INPUT], "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: schema},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
     is_strict = True if syntax == "regex" else None
     return FunctionBody(name=name, description=description, parameters=parameters, strict=is_strict), syntax != "lark"
 
 
 def arguments_of(text: str) -> dict[str, Any]:
     """Return the arguments of a call whose input a history has."""
-    return {INPUT: text}
+    return {CUSTOM_INPUT: text}
 
 
 class InputReader:

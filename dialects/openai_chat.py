@@ -9,6 +9,8 @@ from dialects.bodies import (
     LISTS,
     MAX_CHOICES,
     MAX_LOGPROBS,
+    Body,
+    FunctionBody,
     MessageBody,
     SamplingBody,
     StreamingBody,
@@ -18,6 +20,8 @@ from dialects.bodies import (
     not_deep,
     read_tool_choice,
 )
+from dialects.custom_tools import function_of
+from dialects.invalid_values import ValidationError
 from dialects.parsing import (
     Resolve,
     constraint_in,
@@ -27,6 +31,7 @@ from dialects.parsing import (
     num_prompt_logprobs,
     parse_body,
     prompt_options,
+    refused,
     sampling_of,
 )
 from dialects.requests import ValidGeneration
@@ -36,11 +41,27 @@ from wire.errors import ApiError
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
 
+class CustomToolBody(Body, frozen=True, kw_only=True):
+    READERS: ClassVar = {"format": not_deep}
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class ChatToolBody(Body, frozen=True, kw_only=True):
+    PARTS: ClassVar = {"function": FunctionBody, "custom": CustomToolBody}
+
+    type: Literal["function", "custom"]
+    function: FunctionBody | None = None
+    custom: CustomToolBody | None = None
+
+
 class ChatBody(StreamingBody, frozen=True, kw_only=True):
     READERS: ClassVar = {
         **SamplingBody.READERS, **LISTS, "tool_choice": read_tool_choice, "chat_template_kwargs": not_deep
     }  # fmt: skip
-    PARTS: ClassVar = {"messages": MessageBody, "tools": ToolBody, "stream_options": StreamOptionsBody}
+    PARTS: ClassVar = {"messages": MessageBody, "tools": ChatToolBody, "stream_options": StreamOptionsBody}
 
     model: str
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
@@ -48,7 +69,7 @@ class ChatBody(StreamingBody, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[ChatToolBody] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -63,12 +84,14 @@ class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
+    custom_tools: frozenset[str] = frozenset()  # whose calls have a text for their input
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:
     """Parse a body. `strict`: unknown fields are refused. Else they are named in `ignored`. Raises ApiError."""
     body, ignored = parse_body(ChatBody, raw, strict)
-    tools = body.tools if body.tool_choice != "none" else None
+    not_enforced: list[str] = []
+    tools = [_tool(tool, f"tools[{i}]", not_enforced) for i, tool in enumerate(body.tools or ())]
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("invalid_request", "top_logprobs needs logprobs: true", param="top_logprobs")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -77,14 +100,18 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
         requested_model=body.model,
         prompt=replace(
             conversation_of(
-                body.messages, tools, parallel=body.parallel_tool_calls is not False, tool_choice=body.tool_choice
+                body.messages,
+                tools if body.tool_choice != "none" else None,
+                parallel=body.parallel_tool_calls is not False,
+                tool_choice=body.tool_choice,
             ),
             **_template_options(body),
         ),
         sampling=sampling_of(body, max_tokens, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         stream=bool(body.stream),
         n=body.n or 1,
-        ignored=ignored,
+        ignored=(*ignored, *not_enforced),
+        custom_tools=frozenset(tool.custom.name for tool in body.tools or () if tool.custom is not None),
         num_prompt_logprobs=num_prompt_logprobs(body),
         include_usage=include_usage(body),
         constraint=constraint_in(body),
@@ -92,6 +119,25 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
         usage_in_every_chunk=body.stream_options is not None and body.stream_options.continuous_usage_stats,
         return_token_ids=bool(body.return_token_ids),
     )
+
+
+def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
+    """Return a tool as a function. A custom one's format that is not enforced is named in `not_enforced`."""
+    declared = tool.function if tool.type == "function" else tool.custom
+    if declared is None:
+        field = f"{where}.{tool.type}"
+        raise ApiError("invalid_request", f"{field} is required", param=field)
+    if isinstance(declared, FunctionBody):
+        return ToolBody(type="function", function=declared)
+    form = declared.format or {}
+    flat = {**form, **inner} if isinstance(inner := form.get("grammar"), dict) else declared.format
+    try:
+        function, is_enforced = function_of(declared.name, declared.description, flat)
+    except ValidationError as error:
+        raise refused(str(error), f"{where}.custom.format") from None
+    if not is_enforced:
+        not_enforced.append(f"{where}.custom.format")
+    return ToolBody(type="function", function=function)
 
 
 def _template_options(body: ChatBody) -> dict[str, Any]:

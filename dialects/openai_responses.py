@@ -27,7 +27,7 @@ from dialects.custom_tools import InputReader, arguments_of, input_of
 from dialects.images import Content, ImagePart, image_at, joined
 from dialects.invalid_values import ValidationError
 from dialects.parsing import Resolve, conversation_of, known_model, parse_body, read_arguments, refused, string_in
-from dialects.prefix_pieces import canonical, without_pixels
+from dialects.prefix_pieces import canonical, without_billing, without_pixels
 from dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from dialects.responses_tools import ClientTool, ResponsesToolBody, ResponsesTools, flat_name
 from wire.chat import MAX_ITEMS, MAX_MESSAGES, FinishReason, TokenLogprob, Usage
@@ -148,8 +148,8 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
     """Yield the conversation. Neighbouring items of the assistant are one turn of it: reasoning, then text, then calls. Items that only another
     service can read, or that are its own tools' work, are named in `left_out`."""
-    if body.instructions:
-        yield MessageBody(role="system", content=body.instructions)
+    if instructions := without_billing(body.instructions):  # which proxies before Claude Code forward
+        yield MessageBody(role="system", content=instructions)
     if isinstance(body.input, str):
         yield MessageBody(role="user", content=body.input)
         return
@@ -345,7 +345,7 @@ def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     """Yield the prompt in pieces that a later turn repeats, and whether a prefix ending there tells conversations apart."""
-    if instructions := fields.get("instructions"):
+    if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")
     if isinstance(given, str):

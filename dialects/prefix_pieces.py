@@ -8,6 +8,8 @@ from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 IMAGE_BYTES = 4096  # of an image's digest, whatever its size: as long as 1,000 tokens of text are taken to be
+# Of the line that Claude Code puts before its instructions: it differs from request to request, and is no part of what the model is to read.
+_BILLING = "x-anthropic-billing-header:"
 _IMAGES = ("image_url", "input_image", "image")  # types of parts, in whichever dialect
 
 
@@ -36,6 +38,16 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
         raw = prompt.encode() if isinstance(prompt, str) else canonical(prompt)
         for start in range(0, len(raw), TEXT_PIECE_BYTES):
             yield raw[start : start + TEXT_PIECE_BYTES], True
+
+
+def without_billing(system: Any) -> Any:
+    """Return instructions without the billing line, which is the first block, or the first line of a text."""
+    if isinstance(system, list) and system and isinstance(system[0], dict):
+        is_billing = str(system[0].get("text")).startswith(_BILLING)
+        return system[1:] if is_billing else system
+    if isinstance(system, str) and system.startswith(_BILLING):
+        return system.partition("\n")[2].lstrip("\n")
+    return system
 
 
 def without_pixels(content: Any) -> Any:

@@ -19,7 +19,7 @@ from edge_router.request import Head, speaks_for_an_account
 from edge_router.session import tenant_salt
 from sites.network import CustomerConfig, DoorConfig, TenantLimitsConfig
 from wire.credentials import Access
-from wire.errors import ApiError, RateLimit
+from wire.errors import ApiError, RateQuota
 from wire.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
@@ -131,7 +131,7 @@ class _TenantUse:
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
                 sentence = f"your account may have {bucket.per_min:g} {what} a minute: ask again in {wait_s:.0f} s"
-                raise _refusal(sentence, wait_s, RateLimit(what, bucket.per_min))
+                raise _refusal(sentence, wait_s, RateQuota(what, bucket.per_min))
         if self.requests is not None:
             self.requests.take(1, now)
 
@@ -200,7 +200,7 @@ class TenantLimits:
             return
         what, wait_s = LIMITS[short.key.limit], short.wait_s(1.0, self._clock())
         sentence = f"your account may have {short.capacity:g} {what}, at all routers: ask again in {wait_s:.0f} s"
-        rate = None if short.key.limit == "max_open" else RateLimit(short.key.limit.partition("_")[0], short.capacity)
+        rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
     def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
@@ -293,5 +293,5 @@ def _too_many_tokens(per_min: float, need: float, wait_s: float) -> ApiError:
     return _refusal(sentence, wait_s)
 
 
-def _refusal(sentence: str, wait_s: float, rate: RateLimit | None = None) -> ApiError:
+def _refusal(sentence: str, wait_s: float, rate: RateQuota | None = None) -> ApiError:
     return ApiError("quota_exceeded", sentence, retry_after_s=min(60.0, wait_s), rate_limit=rate)

@@ -20,13 +20,8 @@ from edge_router.ledger.store import configured
 from edge_router.model_lists import ModelLists
 from edge_router.policy import Policy
 from edge_router.policy.cost import CostPolicy
-<<<<<<< HEAD
-from edge_router.routed_finetunes import RoutedFinetunes
-=======
-from edge_router.request import FUNCTIONS
 from edge_router.response_door import ResponseDoor
-from edge_router.routed_finetunes import RoutedFinetunes, is_about_finetunes
->>>>>>> router
+from edge_router.routed_finetunes import RoutedFinetunes
 from edge_router.router import EdgeRouter
 from edge_router.routes import FAILURES, OwnRoutes, own_version
 from edge_router.services import RouterService, service_of

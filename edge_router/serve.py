@@ -42,6 +42,7 @@ from wire.http.middleware import BodyBudget, OriginCheck, Origins
 from wire.http.server import HttpLimits, Server
 from wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from wire.logs import start_logging
+from wire.paths import API_PATHS
 from wire.signals import follow_signals
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
@@ -121,6 +122,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         hosts=door.hosts,
         cors_origins=door.cors_origins,
         own_cors=FUNCTIONS,
+        api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
     checked = OriginCheck(budget, origins)

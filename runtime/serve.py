@@ -42,6 +42,7 @@ from wire.http.middleware import OriginCheck, Origins
 from wire.http.server import HttpLimits
 from wire.http.stock_servers import check_installed, make_server
 from wire.logs import start_logging
+from wire.paths import API_PATHS
 from wire.signals import follow_signals
 
 log = logging.getLogger("pilotlight.site")
@@ -155,6 +156,7 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
         hosts=site.door.hosts,
         cors_origins=site.door.cors_origins,
         own_cors=app.functions_path,
+        api_paths=API_PATHS,
     )
     name = site.door.server_name
     judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)

@@ -86,7 +86,7 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description='whose pages may read answers beside those of localhost, as https://app.example.com; "*": all. Functions say so themselves'
+            description='whose pages may read answers, as https://app.example.com; "*": all. Pages of localhost may use the API'
         ),
     ] = ()
     server: Annotated[

@@ -61,10 +61,16 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str  # a JSON object, as text
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True):
     id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    function: FunctionCall | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
+    custom: CustomCall | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -72,13 +78,19 @@ class FunctionDelta(msgspec.Struct, frozen=True):
     arguments: str = ""
 
 
+class CustomDelta(msgspec.Struct, frozen=True):
+    name: str | UnsetType = UNSET
+    input: str = ""
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True):
     """A call's beginning has its id, type and name; what comes after has more of its arguments."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -76,7 +76,7 @@ ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clien
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
-class RateLimit(NamedTuple):
+class RateQuota(NamedTuple):
     """A limit per minute that is used up."""
 
     kind: str  # requests or tokens
@@ -93,7 +93,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        rate_limit: RateLimit | None = None,
+        rate_limit: RateQuota | None = None,
     ) -> None:
         super().__init__(message)
         self.word = word

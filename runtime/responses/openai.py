@@ -6,6 +6,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from dialects.custom_tools import InputReader, input_of
 from dialects.openai_chat import ValidChat
 from dialects.openai_completions import ValidCompletion
 from engine.formats import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
@@ -28,6 +29,8 @@ from wire.chat import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CustomCall,
+    CustomDelta,
     FinishReason,
     FunctionCall,
     FunctionDelta,
@@ -86,10 +89,19 @@ class OpenAIBuilder(Generic[RequestT]):
 class ChatBuilder(OpenAIBuilder[ValidChat]):
     prefix = "chatcmpl"
 
+    def __init__(self, request: ValidChat, generator: Generator) -> None:
+        super().__init__(request, generator)
+        self._inputs: dict[tuple[int, int], InputReader] = {}  # of custom tools' calls, by choice and position
+        self._resumed = set(self._begun)  # choices of which another site has shown the beginning
+
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return one event per part, the tokens with the last; the finish has an event of its own."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
+        if delta.choice in self._resumed:
+            self._resumed.remove(delta.choice)
+            for part in generation.shown_before(delta.choice):
+                self._message_delta(part, delta.choice)
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             events = self._event(generation, delta.choice, MessageDelta(role="assistant", content=""))
@@ -98,6 +110,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
             message = self._message_delta(part, delta.choice)
             events += self._event(generation, delta.choice, message, shown if is_last else ())
         if delta.finish_reason is not None:
+            events += self._rest_of_inputs(delta.choice, generation)
             rest = delta.tokens if not delta.parts else delta.tokens[len(shown) :]
             events += self._event(generation, delta.choice, MessageDelta(), rest, delta.finish_reason)
         return events
@@ -117,21 +130,39 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
             return MessageDelta(content=part.text)
         if isinstance(part, ReasoningPart):
             return MessageDelta(reasoning_content=part.text, reasoning=part.text)
+        if isinstance(part, CallPart) and part.name in self._request.custom_tools:
+            self._inputs[choice, part.position] = InputReader()
+            call_id = self._call_id(part, choice)
+            made = ToolCallDelta(part.position, id=call_id, type="custom", custom=CustomDelta(part.name))
+            return MessageDelta(tool_calls=(made,))
         if isinstance(part, CallPart):
             begun = ToolCallDelta(part.position, FunctionDelta(part.name), self._call_id(part, choice), "function")
             return MessageDelta(tool_calls=(begun,))
         assert isinstance(part, ArgumentsPart), "the end of a call is nobody's to see"
+        if (reader := self._inputs.get((choice, part.position))) is not None:
+            return _more_input(part.position, reader.push(part.text))
         return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))
+
+    def _rest_of_inputs(self, choice: int, generation: Generation) -> bytes:
+        """Return the events of inputs whose calls had another form than asked for: they are known at the end."""
+        events = b""
+        for (of_choice, position), reader in self._inputs.items():
+            if of_choice == choice and (rest := reader.finish()):
+                events += self._event(generation, choice, _more_input(position, rest))
+        return events
+
+    def _tool_call(self, call: CallPart, arguments: str, choice: int) -> ToolCall:
+        call_id = self._call_id(call, choice)
+        if call.name in self._request.custom_tools:
+            return ToolCall(call_id, type="custom", custom=CustomCall(call.name, input_of(arguments)))
+        return ToolCall(call_id, FunctionCall(call.name, arguments))
 
     def _call_id(self, call: CallPart, choice: int) -> str:
         return call.id or f"call_{self._request.answer_name.item_id(choice, call.position)}"
 
     def _choice(self, delta: Delta) -> Choice:
         assert delta.finish_reason is not None
-        calls = tuple(
-            ToolCall(self._call_id(call, delta.choice), FunctionCall(call.name, arguments))
-            for call, arguments in delta.calls
-        )
+        calls = tuple(self._tool_call(call, arguments, delta.choice) for call, arguments in delta.calls)
         reasoning = delta.reasoning or UNSET
         message = Message(None if calls and not delta.text else delta.text, calls or UNSET, reasoning, reasoning)
         logprobs = self._logprobs(delta.tokens)
@@ -161,6 +192,10 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def _logprobs(self, tokens: tuple[DeliveredToken, ...]) -> ChatLogprobs | None:
         return None if self._request.sampling.num_logprobs is None else chat_logprobs(tokens, self.tokenizer)
+
+
+def _more_input(position: int, text: str) -> MessageDelta:
+    return MessageDelta(tool_calls=(ToolCallDelta(position, custom=CustomDelta(input=text)),))
 
 
 class CompletionBuilder(OpenAIBuilder[ValidCompletion]):

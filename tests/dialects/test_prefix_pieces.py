@@ -37,3 +37,11 @@ def test_parts_of_no_kind_are_left_to_whoever_refuses_them() -> None:
     for kind in ({}, [], None, 3):
         parts = [{"type": kind, "text": "Hi"}]
         assert len(pieces({"role": "user", "content": [{"type": "tool_result", "content": parts}, *parts]})) == 1
+
+
+def test_a_billing_line_before_the_instructions_is_no_piece_in_any_dialect_that_has_instructions() -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    for dialect, name in ((Dialect.ANTHROPIC, "system"), (Dialect.OPENAI_RESPONSES, "instructions")):
+        plain = list(prompt_pieces(dialect, {name: "Be brief."}))
+        assert list(prompt_pieces(dialect, {name: f"{line}\nBe brief."})) == plain
+        assert list(prompt_pieces(dialect, {name: line})) == []

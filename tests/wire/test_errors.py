@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from wire.errors import ERRORS, ApiError, Dialect, RateLimit, dialect_of
+from wire.errors import ERRORS, ApiError, Dialect, RateQuota, dialect_of
 from wire.sse import parse_event
 
 
@@ -63,7 +63,7 @@ def test_retry_after_is_at_least_one_second() -> None:
 
 
 def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
-    error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateLimit("tokens", 1000.0))
+    error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateQuota("tokens", 1000.0))
     assert error.headers()[1:] == [
         ("x-ratelimit-limit-tokens", "1000"),
         ("x-ratelimit-remaining-tokens", "0"),

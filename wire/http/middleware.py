@@ -3,7 +3,7 @@
 A browser runs anybody's code next to what listens on this machine alone. A page can point a name of its own at 127.0.0.1 and then read what answers
 (DNS rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and those
 that no public name server gives out: localhost's, private addresses, this machine's own, and names below .local, .localhost and .internal, by which
-containers reach their host. What pages may read (CORS) is open to those of this machine, and to those that the configuration names.
+containers reach their host. Answers of the API may be read by pages of this machine (CORS), and all answers by those that the configuration names.
 """
 
 import re
@@ -29,7 +29,8 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """`own_cors`: paths whose applications answer for other pages themselves, functions."""
+    """`own_cors`: paths whose applications answer for other pages themselves, functions; `api_paths`: the beginnings of those that pages of this
+    machine may use."""
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class Origins:
         hosts: Iterable[str] = (),
         cors_origins: Iterable[str] = (),
         own_cors: str = "/fn/",
+        api_paths: tuple[str, ...] = (),
     ) -> None:
         self._is_local = is_local
         self._hosts = frozenset(host.lower() for host in hosts)
         self._own_name = socket.gethostname().lower()
         self._cors_origins = frozenset(cors_origins)
         self._own_cors = own_cors
+        self._api_paths = api_paths
 
     def refusal(self, method: str, first: Mapping[bytes, bytes]) -> ApiError | None:
         """None: the request may pass. `first`: of each header the first."""
@@ -64,7 +67,7 @@ class Origins:
         may_be_sent_unasked = b"upgrade" in first or (method not in SAFE_METHODS and kind in FORM_TYPES)
         if not may_be_sent_unasked or host is None or name in self._hosts:
             return None
-        if self._may_read(origin) or _host_of(origin) in self._hosts:
+        if self._is_configured(origin) or _is_loopback(_host_of(origin)) or _host_of(origin) in self._hosts:
             return None
         sentence = f"a page of {origin[:100]!r} may not send this: add it to cors_origins under [door] if it is meant"
         return ApiError("forbidden", sentence)
@@ -76,11 +79,13 @@ class Origins:
         if not origin or path.startswith(self._own_cors):
             return [], False
         is_question = method == "OPTIONS" and b"access-control-request-method" in first
-        if not self._may_read(origin.decode("latin-1")):
+        named = origin.decode("latin-1")
+        if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_loopback(_host_of(named))):
             if not is_question:
                 return [], False
-            shown = origin.decode("latin-1")[:100]
-            sentence = f"a page of {shown!r} may not read answers: add it to cors_origins under [door] if it is meant"
+            sentence = (
+                f"a page of {named[:100]!r} may not read answers: add it to cors_origins under [door] if it is meant"
+            )
             raise ApiError("forbidden", sentence)
         is_any = "*" in self._cors_origins
         said: Pairs = [(b"access-control-allow-origin", b"*" if is_any else origin), (b"vary", b"origin")]
@@ -93,8 +98,8 @@ class Origins:
         ]
         return said, True
 
-    def _may_read(self, origin: str) -> bool:
-        return "*" in self._cors_origins or origin in self._cors_origins or _is_loopback(_host_of(origin))
+    def _is_configured(self, origin: str) -> bool:
+        return "*" in self._cors_origins or origin in self._cors_origins
 
 
 class OriginCheck:

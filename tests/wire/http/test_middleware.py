@@ -12,7 +12,7 @@ from wire.errors import ApiError, Dialect
 from wire.http.middleware import BodyBudget, OriginCheck, Origins
 
 EVIL = b"http://evil.example"
-LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"])
+LOCAL = Origins(is_local=True, hosts=["pilot.example"], cors_origins=["https://app.example"], api_paths=("/v1/",))
 
 
 def refused(origins: Origins, method: str = "GET", **headers: bytes) -> int | None:
@@ -129,6 +129,15 @@ async def test_another_pages_question_is_answered_with_what_to_write_where() -> 
         assert b"access-control" not in answer
         await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: %s\r\n\r\n" % EVIL)
         assert b"access-control" not in await client.hear_until(b"ok")
+
+
+def test_what_operators_ask_for_is_read_by_pages_of_a_configured_origin_alone() -> None:
+    asked = {b"access-control-request-method": b"POST"}
+    for path in ("/deployments/f", "/page/action", "/status"):
+        with pytest.raises(ApiError, match="may not read answers"):
+            LOCAL.cors("OPTIONS", path, {b"origin": b"http://localhost:3000", **asked})
+        assert LOCAL.cors("GET", path, {b"origin": b"http://localhost:3000"}) == ([], False)
+        assert LOCAL.cors("OPTIONS", path, {b"origin": b"https://app.example", **asked})[1]
 
 
 async def test_what_a_site_said_of_pages_is_said_once_behind_a_router() -> None:
