@@ -74,6 +74,6 @@ def _nth_bit(bits: int, number: int) -> int:
     return low
 
 
-@lru_cache(8)
+@lru_cache(4)  # of a site's models, in each child
 def _compiler(directory: str, size: int, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
     return GrammarCompiler(Path(directory), size, eos_token_ids)

@@ -104,9 +104,9 @@ class GrammarChecks:
                 is_named = error.name == "ConstraintError"
                 return self._keep(key, str(error) if is_named else refusal(constraint, f"{error.name}: {error}"))
             except JobEndedError as error:
+                log.warning("a grammar of %s ended the process that checked it: %s", owner, error)
                 if not error.is_jobs_fault:
                     return _overloaded(str(error))
-                log.warning("a grammar of %s was refused: %s", owner, error)
                 return self._keep(key, refusal(constraint, str(error)))
             return self._keep(key, None)
 
