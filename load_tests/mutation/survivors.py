@@ -96,8 +96,8 @@ SURVIVORS = (
     ),
     Mutant(
         "edge_router/selection.py",
-        "not (tries.is_paid or self.retries.withdraw(proxied.request.head.owner))",
-        "not self.retries.withdraw(proxied.request.head.owner)",
+        "not (tries.is_paid or self.retries.withdraw())",
+        "not self.retries.withdraw()",
         "a try that was paid for is paid for twice",
     ),
     Mutant(
