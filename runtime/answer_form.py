@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from dialects.requests import Conversation, ValidGeneration
 from dialects.workers_ai import ValidRun
@@ -16,7 +17,7 @@ from engine.formats.registry import ToolFormat
 from engine.protocol import Constraint
 from runtime.engines.model_state import AwakeModel
 from runtime.output_processor import OutputProcessor
-from runtime.tool_schemas import enforced_schemas
+from runtime.tool_schemas import FREE, EnforcedSchema, enforced_schemas
 from wire.errors import ApiError
 
 # Why a grammar cannot be enforced; None if it can.
@@ -100,28 +101,45 @@ class AnswerForm:
         ]
         for tool in callable_tools:
             self._refuse_tags(tool.name, "the name of a tool", "tools")
-        if (why := await self._why_refused(rules, callable_tools, check)) is not None:
+        grammar, why = await self._grammar(rules, callable_tools, check)
+        if grammar is None:
             await _passed(asked if rules.document is not None else None, check)
             for tool in callable_tools:
-                while (why_tool := await self._why_refused(rules._replace(document=None), [tool], check)) is not None:
-                    tool.loosen(why_tool)
-            why = await self._why_refused(rules, callable_tools, check)
-        if why is not None:  # together they are too large, say
-            raise ApiError("invalid_request", f"the tools' schemas cannot be enforced: {why}", param="tools")
+                await self._loosen(rules._replace(document=None), tool, check)
+            grammar, why = await self._grammar(rules, callable_tools, check)
+        if grammar is None:  # together they are too large
+            for tool in callable_tools:
+                tool.free()
+            grammar, why = await self._grammar(rules, callable_tools, check)
+        if grammar is None:
+            what = "the tools' schemas" if callable_tools else "what the answer must be"
+            raise ApiError(
+                "invalid_request", f"{what} cannot be enforced: {why}", param="tools" if callable_tools else None
+            )
         self.left_out = tuple(tool.left_out for tool in callable_tools if tool.left_out)
-        tools = tuple(tool.held for tool in callable_tools)
-        grammar = self._model.text.answers.grammar(self._thinking, rules._replace(tools=tools))
-        return Constraint("lark", grammar, is_optional=is_optional)
+        return replace(grammar, is_optional=is_optional)
 
-    async def _why_refused(self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar) -> str | None:
+    async def _loosen(self, rules: AnswerRules, tool: "_CallableTool", check: CheckGrammar) -> None:
+        """Hold a tool to as much of its schema as can be enforced without the others. Raises ApiError for one that is strict."""
+        while True:
+            grammar, why = await self._grammar(rules, [tool], check)
+            if grammar is not None:
+                return
+            tool.loosen(why)
+
+    async def _grammar(
+        self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar
+    ) -> tuple[Constraint | None, str]:
+        """Return the grammar of an answer with calls of these tools; where it cannot be enforced None, and why."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
-            return f"it spells the token {tag!r}"  # for which it would be taken: that is no text
+            return None, f"it spells the token {tag!r}"  # for which it would be taken: that is no text
         try:
-            grammar = self._model.text.answers.grammar(self._thinking, rules._replace(tools=held))
+            grammar = Constraint("lark", self._model.text.answers.grammar(self._thinking, rules._replace(tools=held)))
         except ValueError as error:  # what the model's format of calls cannot say
-            return str(error)
-        return await check(Constraint("lark", grammar))
+            return None, str(error)
+        why = await check(grammar)
+        return (grammar, "") if why is None else (None, why)
 
     def _refuse_tags(self, text: str, what: str, param: str | None = None) -> None:
         """Refuse a grammar's text that spells a token, for which it would be taken: that is no text."""
@@ -148,6 +166,11 @@ class _CallableTool:
     def left_out(self) -> str:
         """The name of what is not enforced, as a field of the request; empty: nothing."""
         return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
+
+    def free(self) -> None:
+        """Hold the tool to nothing, unless it is strict."""
+        if not self._is_strict:
+            self._enforced = EnforcedSchema(FREE, "parameters")
 
     def loosen(self, why: str) -> None:
         """Hold the tool to less. Raises ApiError for one that is strict."""

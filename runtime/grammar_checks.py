@@ -43,7 +43,8 @@ class _Verdict(NamedTuple):
 class _Check:
     """A grammar that is being checked for one account's requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[str, bytes]) -> None:
+        self.key = key
         self.waiters = 0
         self.has_begun = False  # it is checked to the end then, whoever leaves
         self.task: asyncio.Task[_Verdict | ApiError]
@@ -66,9 +67,9 @@ class GrammarChecks:
         if (known := self._known(key)) is not None:
             return known.refusal
         if (check := self._checks.get((owner, key))) is None:
-            check = self._checks[owner, key] = _Check()
+            check = self._checks[owner, key] = _Check((owner, key))
             check.task = asyncio.create_task(self._check(check, vocabulary, constraint, owner, key), name="grammar")
-            check.task.add_done_callback(lambda _: self._checks.pop((owner, key), None))
+            check.task.add_done_callback(lambda _: self._forget(check))
         check.waiters += 1
         try:
             done, _ = await asyncio.wait({check.task}, timeout=self._wait_s)
@@ -76,6 +77,7 @@ class GrammarChecks:
             check.waiters -= 1
             if not check.waiters and not check.has_begun:
                 check.task.cancel()
+                self._forget(check)  # at once: whoever asks next begins anew
         if not done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
         found = check.task.result()
@@ -104,11 +106,15 @@ class GrammarChecks:
                 is_named = error.name == "ConstraintError"
                 return self._keep(key, str(error) if is_named else refusal(constraint, f"{error.name}: {error}"))
             except JobEndedError as error:
+                log.warning("a grammar of %s ended the process that checked it: %s", owner, error)
                 if not error.is_jobs_fault:
                     return _overloaded(str(error))
-                log.warning("a grammar of %s was refused: %s", owner, error)
                 return self._keep(key, refusal(constraint, str(error)))
             return self._keep(key, None)
+
+    def _forget(self, check: _Check) -> None:
+        if self._checks.get(check.key) is check:
+            del self._checks[check.key]
 
     def _known(self, key: bytes) -> _Verdict | None:
         known = self._verdicts.get(key)

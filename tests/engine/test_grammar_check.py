@@ -41,21 +41,10 @@ def test_what_can_be_followed_passes(pool: GuardedPool) -> None:
     check(pool, "lark", 'start: NUM "+" NUM\nNUM: /[0-9]{1,3}/')
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        pytest.param({"type": "integer", "const": -1e300}, "crash", id="a number that overflows the stack"),
-        pytest.param(
-            {"allOf": [{"type": "string", "pattern": f".*{letter}0.*"} for letter in "abcdefghijklmnopqrst"]},
-            "memory", id="an automaton of a million states",
-        ),
-    ],
-)  # fmt: skip
-def test_what_ends_the_child_is_the_grammar_s_fault(pool: GuardedPool, value: Any, reason: str) -> None:
+def test_what_crashes_the_child_is_the_grammar_s_fault(pool: GuardedPool) -> None:
     with pytest.raises(JobEndedError) as ended:
-        check(pool, "json_schema", schema(value))
-    assert ended.value.is_jobs_fault
-    assert ended.value.reason in (reason, "cpu")  # whichever limit a slow machine meets first
+        check(pool, "json_schema", schema({"type": "integer", "const": -1e300}))
+    assert (ended.value.reason, ended.value.is_jobs_fault) == ("crash", True)
     check(pool, "json_schema", schema({"type": "object"}))
 
 
@@ -66,6 +55,10 @@ REFERENCES = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3_000)}
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
+        (
+            "json_schema",
+            schema({"allOf": [{"type": "string", "pattern": f".*{letter}0.*"} for letter in "abcdefghijklmnopqrst"]}),
+        ),
         ("json_schema", schema({"multipleOf": 2147483648})),
         ("json_schema", schema({"type": ["integer", "null"], "multipleOf": 4660806})),
         ("json_schema", schema({"$defs": {**REFERENCES, "d3000": {}}, "$ref": "#/$defs/d0"})),

@@ -170,6 +170,23 @@ async def test_a_tool_whose_schema_cannot_be_enforced_at_all_is_free_alone(site:
         assert '{"type": "object", "x-guidance"' in free
 
 
+async def test_tools_that_are_too_large_together_are_free_and_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    async def refusal(vocabulary: Any, constraint: Constraint, owner: str) -> str | None:
+        checked.append(constraint.text)
+        return "it needs more than 3 s of CPU time" if constraint.text.count('"integer"') > 1 else None
+
+    monkeypatch.setattr(site.app.site.generator.grammars, "refusal", refusal)
+    answer = await call(site.app, CHAT, {**HELLO, "tools": [tool("f", SCHEMA), tool("g", SCHEMA)]})
+    assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "tools[0].parameters, tools[1].parameters")
+    answer = await call(site.app, CHAT, {**HELLO, "tools": [tool(name, SCHEMA, strict=True) for name in "fg"]})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "tools")
+    assert "CPU time" in answer.json["error"]["message"]
+
+
 async def test_a_number_that_cannot_be_enforced_is_left_out_alone(site: Site) -> None:
     schema = schema_of({"id": {"type": "integer", "maximum": 2**64 - 1}, "code": PATTERN})
     answer = await call(site.app, CHAT, {**HELLO, "tools": [tool("f", schema)]})

@@ -148,3 +148,15 @@ async def test_a_check_that_nobody_waits_for_is_not_begun_and_one_that_has_begun
     await site.end("third")
     assert await third is None
     assert site.pool.order == ["first", "third"]
+
+
+async def test_a_grammar_that_is_asked_for_again_as_its_last_reader_leaves_is_checked() -> None:
+    site = Site()
+    first, second = site.ask("first"), site.ask("second")
+    await eventually(lambda: site.pool.order == ["first"])
+    second.cancel()
+    again = site.ask("second")
+    await asyncio.wait({second})
+    await site.end("first")
+    await site.end("second")
+    assert (await first, await again) == (None, None)
