@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
-from runtime.functions.bindings.place import directory_of, name_of
+from runtime.functions.bindings.place import directory_of, let_others_read, name_of
 from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.manifest import BindingDeclaration, Manifest, ManifestError
 
@@ -136,6 +136,7 @@ class WorkerLoader(Binding):
                 path.write_text(source, encoding="utf-8")
             except (OSError, UnicodeEncodeError) as error:
                 raise BindingError(f"the module {name!r} cannot be written: {error}") from None
+        let_others_read(folder)
         return folder / request.main
 
     def _clean(self) -> None:

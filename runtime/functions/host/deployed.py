@@ -17,6 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from runtime.functions.bindings.place import let_others_read
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.router_client import RouterClient
@@ -354,6 +355,7 @@ def _unpacked(data: bytes, folder: Path) -> None:
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)
+        let_others_read(beside)
         durable.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
