@@ -17,10 +17,3 @@ def name_of(id: str) -> str:
         return id
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", id).strip("-")[:40]
     return f"{readable}.{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-
-
-def let_others_read(folder: Path) -> None:
-    """Open a folder with code of functions to the users that they run as, whatever the site's own umask is."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -16,8 +16,9 @@ import msgspec
 
 from runtime.functions.bindings.assets import FetchCall
 from runtime.functions.bindings.binding import Binding, BindingError, Body, Declaration, Functions, Services, method
-from runtime.functions.bindings.place import directory_of, let_others_read, name_of
+from runtime.functions.bindings.place import directory_of, name_of
 from runtime.functions.bindings.service import RpcCall, called, fetched
+from runtime.functions.code_folders import let_others_read
 from runtime.functions.manifest import BindingDeclaration, Manifest, ManifestError
 
 MAX_LOADED = 8  # at once by one function; beyond, the longest unused goes

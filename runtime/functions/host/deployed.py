@@ -17,9 +17,9 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from runtime.functions.bindings.place import let_others_read
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
+from runtime.functions.code_folders import let_others_read
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.functions.bindings.place import let_others_read
+from runtime.functions.code_folders import let_others_read
 from runtime.functions.host.interpreters import OWN, Interpreter
 from runtime.functions.manifest import ManifestError
 from wire import durable
