@@ -19,7 +19,6 @@ import msgspec
 
 from runtime.functions.channel import Failure
 from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
-from runtime.functions.code_folders import let_others_read
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest
@@ -355,7 +354,7 @@ def _unpacked(data: bytes, folder: Path) -> None:
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)
-        let_others_read(beside)
+        durable.let_others_read(beside)
         durable.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

@@ -23,7 +23,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.functions.code_folders import let_others_read
 from runtime.functions.host.interpreters import OWN, Interpreter
 from runtime.functions.manifest import ManifestError
 from wire import durable
@@ -165,7 +164,7 @@ class Layers:
             (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
             await _install(listed, made, python)
             (made / "layer-requirements.txt").write_text(listed.read_text())
-            await asyncio.to_thread(let_others_read, made)
+            await asyncio.to_thread(durable.let_others_read, made)
             await asyncio.to_thread(durable.sync_all, made)
             self._publish(made, path)
         return path
