@@ -41,3 +41,10 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def let_others_read(folder: Path) -> None:
+    """Open a folder, with all that lies in it, to other users of the machine, whatever this process's umask is."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

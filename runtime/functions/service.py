@@ -4,6 +4,7 @@ Nothing else of this package is a site's business; what a site gives is named in
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -24,11 +25,14 @@ from runtime.functions.state_dir import state_dir_of
 from runtime.middleware import GENUINE_HOP
 from sites.config import ConfigError, state_directory
 from sites.site import SiteConfig
+from wire import durable
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
 from wire.usage_records import USAGE_PATH, UsageAsked
 
 MAX_BODY = 256 << 10
+
+log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
@@ -47,6 +51,7 @@ class FunctionsService:
         self._admission = admission
         self._site = config.name
         self._named_state = state_directory(config.name) if config.functions.state_dir is None else None
+        self._address = f"{config.listen.host}:{config.listen.port}"
         self._stack = AsyncExitStack()
         self._hop_secret = hop_secret
 
@@ -55,6 +60,7 @@ class FunctionsService:
         async with AsyncExitStack() as stack:
             if self._named_state is not None:
                 stack.enter_context(_alone_in(self._named_state, self._site))
+                _note_address(self._named_state / "address", self._address)
             await stack.enter_async_context(self.served)
             self._stack = stack.pop_all()
         return self
@@ -117,3 +123,14 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
         yield
     finally:
         os.close(directory)
+
+
+def _note_address(file: Path, address: str) -> None:
+    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    before = file.read_text() if file.is_file() else address
+    if before != address:
+        log.warning(
+            "%s holds what a site at %s has kept, and this one is at %s: if that is another network's, set functions.state_dir in this site's file",
+            file.parent, before, address,
+        )  # fmt: skip
+    durable.write(file, address.encode())

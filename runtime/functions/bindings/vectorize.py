@@ -99,7 +99,7 @@ class Vectorize(Binding):
         return await self._database.run(work)
 
 
-class _Row(NamedTuple):
+class _StoredVector(NamedTuple):
     id: str
     namespace: str
     metadata: str | None
@@ -110,7 +110,7 @@ class _Row(NamedTuple):
         return np.frombuffer(self.data, np.float32)
 
 
-_Scored = tuple[float, _Row]
+_Scored = tuple[float, _StoredVector]
 
 
 def _write_all(connection: Connection, request: WriteVectors) -> list[str]:
@@ -150,9 +150,9 @@ def _count(connection: Connection) -> int:
     return count
 
 
-def _row(connection: Connection, id: str) -> _Row | None:
+def _row(connection: Connection, id: str) -> _StoredVector | None:
     found = connection.execute("SELECT id, namespace, metadata, data FROM vectors WHERE id = ?", (id,)).fetchone()
-    return None if found is None else _Row(*found)
+    return None if found is None else _StoredVector(*found)
 
 
 def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]]:
@@ -192,7 +192,9 @@ def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, requ
     them."""
     worst = best[-1][0] if len(best) == request.top_k else -np.inf
     found: list[_Scored] = []
-    for score, row in sorted([(float(scores[i]), _Row(*rows[i])) for i in np.flatnonzero(scores >= worst)], key=_order):
+    for score, row in sorted(
+        [(float(scores[i]), _StoredVector(*rows[i])) for i in np.flatnonzero(scores >= worst)], key=_order
+    ):
         if len(found) == request.top_k:
             break
         if not request.filter or _passes(json.loads(row.metadata or "{}"), request.filter):
@@ -204,7 +206,7 @@ def _order(scored: _Scored) -> tuple[float, str]:
     return -scored[0], scored[1].id
 
 
-def _entry(row: _Row, with_values: bool, with_metadata: bool) -> dict[str, Any]:
+def _entry(row: _StoredVector, with_values: bool, with_metadata: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": row.id}
     if row.namespace:
         entry["namespace"] = row.namespace

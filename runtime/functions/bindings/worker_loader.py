@@ -19,6 +19,7 @@ from runtime.functions.bindings.binding import Binding, BindingError, Body, Decl
 from runtime.functions.bindings.place import directory_of, name_of
 from runtime.functions.bindings.service import RpcCall, called, fetched
 from runtime.functions.manifest import BindingDeclaration, Manifest, ManifestError
+from wire import durable
 
 MAX_LOADED = 8  # at once by one function; beyond, the longest unused goes
 MAX_MODULES = 200
@@ -136,6 +137,7 @@ class WorkerLoader(Binding):
                 path.write_text(source, encoding="utf-8")
             except (OSError, UnicodeEncodeError) as error:
                 raise BindingError(f"the module {name!r} cannot be written: {error}") from None
+        durable.let_others_read(folder)
         return folder / request.main
 
     def _clean(self) -> None:

@@ -60,6 +60,7 @@ def namespaces(limits: Confinement) -> int:
 def confine(limits: Confinement) -> int:
     """Confine this process. Returns the descriptor by which its forks are asked for, which its code must not keep; -1 at tier 1, where none is.
     Raises OSError where the machine does not allow it."""
+    os.umask(0o022)  # directories that are made below are the function's way to its files
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
@@ -67,9 +68,10 @@ def confine(limits: Confinement) -> int:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if limits.uid is None:
             _map_users(proc, os.getuid(), os.getgid())
-        _private_root([*interpreter(), *opened(limits)], limits.disk_mib)
+        _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
         _reveal([*interpreter(), *opened(limits), limits.scratch])
+        os.makedirs(limits.folder, exist_ok=True)  # which may be closed and empty
     _set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
@@ -160,7 +162,7 @@ def _map_users(proc: int, uid: int, gid: int) -> None:
             os.close(file)
 
 
-def _private_root(readable: Iterable[str], disk_mib: int) -> None:
+def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
     system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
     sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in top_most(readable)]
     links = [(path, os.readlink(path)) for path in readable if os.path.islink(path)]
@@ -174,6 +176,7 @@ def _private_root(readable: Iterable[str], disk_mib: int) -> None:
         if not os.path.lexists(NEW_ROOT + path):
             os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
             os.symlink(target, NEW_ROOT + path)
+    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # which may be closed and empty
     os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
     os.chmod(NEW_ROOT + "/tmp", 0o1777)
     os.chdir(NEW_ROOT)

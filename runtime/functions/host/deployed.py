@@ -362,6 +362,7 @@ def _unpacked(data: bytes, folder: Path) -> None:
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)
+        durable.let_others_read(beside)
         durable.replace(beside, folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)

@@ -39,6 +39,7 @@ class IsolationTrial:
         """The strongest tier that works, and where its zygotes come from. Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
+        scratch.chmod(0o755)  # whatever the site's own umask is
         for tier in range(max_tier, 0, -1):
             factory: ZygoteFactory = self._zygote
             if tier == 3:

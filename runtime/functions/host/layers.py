@@ -164,6 +164,7 @@ class Layers:
             (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
             await _install(listed, made, python)
             (made / "layer-requirements.txt").write_text(listed.read_text())
+            await asyncio.to_thread(durable.let_others_read, made)
             await asyncio.to_thread(durable.sync_all, made)
             self._publish(made, path)
         return path

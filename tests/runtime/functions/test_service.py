@@ -25,14 +25,14 @@ class Default(WorkerEntrypoint):
 """
 
 
-def site_config(folder: Path, **functions: Any) -> SiteConfig:
+def site_config(folder: Path, port: int = 0, **functions: Any) -> SiteConfig:
     (folder / "f").mkdir(exist_ok=True)
     (folder / "f/entry.py").write_text(ENTRY)
     (folder / "f/wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[ai]\nbinding = "AI"\n')
     values = {
         "name": "ams1",
         "place": {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76},
-        "listen": {"port": 0},
+        "listen": {"port": port},
         "functions": {"serve": [{"name": "f", "path": str(folder / "f")}], **functions},
         "responses": {"directory": str(folder / "responses")},
     }
@@ -40,7 +40,7 @@ def site_config(folder: Path, **functions: Any) -> SiteConfig:
 
 
 async def test_two_sites_of_one_name_do_not_share_what_functions_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     own = site_config(tmp_path, state_dir=str(tmp_path / "own"))
@@ -50,6 +50,9 @@ async def test_two_sites_of_one_name_do_not_share_what_functions_keep(
                 pass
     async with running(build_app(site_config(tmp_path))):
         pass
+    assert "what a site at" not in caplog.text
+    async with running(build_app(site_config(tmp_path, port=8801))):
+        assert "holds what a site at 127.0.0.1:0 has kept, and this one is at 127.0.0.1:8801" in caplog.text
 
 
 async def test_a_site_without_models_serves_functions_and_starts_no_engine_host(tmp_path: Path) -> None:
