@@ -181,6 +181,10 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
     """Raises ApiError where there is nothing to go back to."""
     if number is None:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
+    if deployment.versions and not deployment.shares and not number:
+        newest = deployment.versions[-1].number
+        sentence = f"{deployment.name} was deleted, so no version is before this one: say --version {newest}, its newest, or an earlier one"
+        raise ApiError("not_found", sentence)
     if deployment.version(number) is None:
         known = ", ".join(str(version.number) for version in deployment.versions) or "none"
         raise ApiError("not_found", f"{deployment.name} has no version {number or 'before this one'}; it has {known}")

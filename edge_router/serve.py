@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import socket
 import sys
@@ -41,6 +40,7 @@ from wire.http.listen import (
 from wire.http.middleware import BodyBudget, OriginCheck, Origins
 from wire.http.server import HttpLimits, Server
 from wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
+from wire.logs import start_logging
 from wire.signals import follow_signals
 
 SPARE_FILES = 64  # for probes, logs, what Python opens, and clients that are being refused
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.server is not None:
         os.environ[SERVER_ENV] = arguments.server
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    start_logging("router")
     try:
         return run(load_network(arguments.network), arguments.port, arguments.network)
     except (ConfigError, ListenError) as error:

@@ -53,8 +53,10 @@ def build_app(
             f"site {config.name!r}: engine.lenders and engine.lend_at need the network's secret in {HOP_SECRET_ENV}, by which sites know each other"
         )
     refuse_unusable(config.models)
-    own = launchers or launchers_of(config.engine, config.name, partial(model_bytes, config), secret)
-    return SiteApp(Site(config, own, secret), secret)
+    if launchers is None:  # without a model there is nothing that an engine host would do
+        has_models = bool(config.models)
+        launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
+    return SiteApp(Site(config, launchers, secret), secret)
 
 
 class SiteApp(Starlette):
@@ -131,8 +133,7 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     """Return the site's functions, or None where its file names none: their packages take a tenth of a second to import. Raises ManifestError."""
-    config = site.config.functions
-    if not config.serve and config.directory is None and config.deployments is None:
+    if not site.config.functions.are_served:
         return None
     from runtime.functions.service import FunctionsService
     from runtime.inference import SiteInference

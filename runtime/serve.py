@@ -40,6 +40,7 @@ from wire.http.listen import (
 from wire.http.middleware import OriginCheck, Origins
 from wire.http.server import HttpLimits
 from wire.http.stock_servers import check_installed, make_server
+from wire.logs import start_logging
 from wire.signals import follow_signals
 
 log = logging.getLogger("pilotlight.site")
@@ -82,7 +83,7 @@ def run(
     """Serve a site until a stop signal; return the process's exit code. `file`: where the site was read, or what it takes from a file; `load` makes
     the site of it again."""
     imported_at = time.time()
-    logging.basicConfig(level=log_level, format=f"%(asctime)s {site.name} %(levelname)s %(message)s")
+    start_logging(site.name, log_level)
     try:
         if not follow_parent():
             return 1

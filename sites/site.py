@@ -521,6 +521,10 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     ] = 4096
     layers_days: Annotated[NonNegative, Meta(description="after which such packages are deleted in any case")] = 30.0
 
+    @property
+    def are_served(self) -> bool:
+        return bool(self.serve) or self.directory is not None or self.deployments is not None
+
     def agree(self) -> None:
         refuse_twice([function.name for function in self.serve], "function name")
 
@@ -579,7 +583,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     accounts: tuple[AccountConfig, ...] = ()
     keys: tuple[KeyConfig, ...] = ()
     engine: EngineConfig = EngineConfig()
-    models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+    models: tuple[ModelConfig, ...] = ()
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
     images: ImagesConfig = ImagesConfig()
     finetunes: FinetunesConfig = FinetunesConfig()
@@ -588,6 +592,8 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     def agree(self) -> None:
+        if not self.models and not self.functions.are_served:
+            raise ValueError("there is nothing to serve: name a model under [[models]], or functions under [functions]")
         for model in self.models:
             if model.residency == "host" and any(len(group) > 1 for group in self.engine.device_groups):
                 raise ValueError(

@@ -49,7 +49,8 @@ def up(network_file: Path, sites_dir: Path, port: int | None, verbose: bool, *, 
     servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
     with running(console, children):
         wait_until_ready(console, children, servers)
-        greet(console, url, sites[0][1].models[0].name, children)
+        models = [model.name for _, site in sites for model in site.models]
+        greet(console, url, models[0] if models else None, children)
         if open_page and not webbrowser.open(url):
             console.print(f"No browser could be started: open {url} in one.", style="yellow")
         keep_alive(console, children)
@@ -169,14 +170,15 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
             time.sleep(POLL_S)
 
 
-def greet(console: Console, url: str, model: str, children: list[Child]) -> None:
+def greet(console: Console, url: str, model: str | None, children: list[Child]) -> None:
+    """Print where the network is, and a line to paste; `model` is None where all sites serve functions alone."""
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
     command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    see = "Open that address in a browser to see the network"
     lines = [
         f"Pilotlight is ready: {url}",
         "",
-        "Open that address in a browser to see the network and talk to it, or:",
-        f"  {command}",
+        *([f"{see} and talk to it, or:", f"  {command}"] if model is not None else [f"{see}."]),
         "",
         f"Logs: {children[0].log.parent}   Ctrl-C stops everything.",
     ]

@@ -26,7 +26,7 @@ class Fleet:
     """All engine hosts of a site. Use as `async with`."""
 
     def __init__(self, launchers: Sequence[Launcher], config: EngineConfig, timeline: Timeline | None = None) -> None:
-        assert len(launchers) == len(config.all_devices), "one launcher for each device"
+        assert len(launchers) in (0, len(config.all_devices)), "one launcher for each device, or none without models"
         self._supervisors = [
             Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
         ]
@@ -54,9 +54,9 @@ class Fleet:
 
     @property
     def why_down(self) -> str | None:
-        """None while one of them answers."""
+        """None while one of them answers, or where there is none."""
         reasons = [host.why_down for host in self.hosts]
-        if None in reasons:
+        if not reasons or None in reasons:
             return None
         return "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
 

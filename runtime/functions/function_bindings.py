@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from runtime.functions import cron
 from runtime.functions.bindings.assets import Assets, FetchCall
-from runtime.functions.bindings.binding import Body, Called, Functions, Services
+from runtime.functions.bindings.binding import Body, Called, Functions, MemoryBudget, Services
 from runtime.functions.bindings.crons import Crons
 from runtime.functions.bindings.durable_objects import STORAGE, ObjectStorage
 from runtime.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
@@ -39,7 +39,9 @@ class FunctionBindings:
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
         """Open what a manifest binds, for one of several functions that live together. Whoever made `services` closes its databases at the end."""
-        return cls(manifest, state_dir, replace(services, functions=functions, function=manifest.name))
+        return cls(
+            manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
+        )
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
         """Consume its queues, run its clock and carry out its migrations, in the place of an earlier version of the function. `ask` has this version

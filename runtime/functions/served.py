@@ -3,6 +3,8 @@
 Knows the site file; processes, pools and bindings are built here and known by their own modules.
 """
 
+import asyncio
+import logging
 import os
 import uuid
 from collections.abc import Callable
@@ -34,8 +36,12 @@ from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, Mani
 from runtime.functions.network_inference import NetworkInference
 from runtime.middleware import GENUINE_HOP
 from sites.site import FunctionsConfig
+from wire import background
 from wire.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
 
+log = logging.getLogger("pilotlight.function")
+
+SECRETS_S = 1.0  # between two looks at what `pilotlight secret` has changed
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
 }  # fmt: skip
@@ -59,6 +65,9 @@ class ServedFunctions:
         self.usage: FunctionUsage | None = None  # while it serves
         self._inference = inference
         self._state_dir, self._site = state_dir, site
+        self._secrets = SecretStore(state_dir)
+        # By pool: the manifest without the secrets that were put into this site, and the layers.
+        self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
         self._stack = AsyncExitStack()  # of what runs while it serves
         self._owners = Owners(state_dir, self.manifests, config.shared)
@@ -95,8 +104,12 @@ class ServedFunctions:
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
                 self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
                 stack.push_async_exit(self.deployed)
+            revision = self._secrets.revision()
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
+            await stack.enter_async_context(
+                background.running(lambda: self._follow_secrets(revision), "following secrets")
+            )
             if self.deployed is not None:
                 await self.deployed.__aenter__()
             self._stack = stack.pop_all()
@@ -129,7 +142,8 @@ class ServedFunctions:
             if pool is not None:
                 named = self._with_own_stores(named)
             self._owners.check(named)
-            self.functions.add(_with_secrets(named, self._state_dir), name=pool, layers=layers)
+            self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
+            self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
         except MigrationError as error:
@@ -148,6 +162,35 @@ class ServedFunctions:
                 binding = binding._replace(options={**binding.options, names[0]: id})
             bindings.append(binding)
         return replace(manifest, bindings=tuple(bindings))
+
+    async def _follow_secrets(self, revision: int) -> None:
+        """Give functions the secrets that were put or deleted since `revision`. Never returns."""
+        while True:
+            await asyncio.sleep(SECRETS_S)
+            if (now := self._secrets.revision()) != revision:
+                await self._renew_secrets()
+                revision = now
+
+    async def _renew_secrets(self) -> None:
+        pools = self.functions.pools
+        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
+        for name, declared in [*self._declared.items()]:
+            manifest, layers = declared
+            try:
+                manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
+                if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
+                    self._replace(name, manifest, layers)
+            except (SecretError, ManifestError, Failure, OSError) as error:
+                log.error("%s keeps its old secrets: %s", name, error)
+
+    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
+        """Serve a pool with another manifest from its next request on. Raises ManifestError, Failure and OSError."""
+        function = manifest.name
+        is_live = self.functions.names.get(function) == name
+        self.functions.add(manifest, name=name, layers=layers)
+        if is_live:
+            self.functions.live(function, name)
+        log.info("%s starts anew with the secrets that were changed", name)
 
     def moves(self, pool: str) -> tuple[str, ...]:
         """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
@@ -217,9 +260,9 @@ def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
     return replace(manifest, bindings=tuple(bindings))
 
 
-def _with_secrets(manifest: Manifest, state_dir: Path) -> Manifest:
+def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
     """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
-    kept = SecretStore(state_dir).values(manifest.name)
+    kept = secrets.values(manifest.name)
     if not kept:
         return manifest
     declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)

@@ -3,7 +3,12 @@
 Nothing else of this package is a site's business; what a site gives is named in the constructor.
 """
 
-from collections.abc import AsyncGenerator, Callable
+import fcntl
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -18,12 +23,16 @@ from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
 from runtime.functions.state_dir import state_dir_of
 from runtime.middleware import GENUINE_HOP
+from sites.config import ConfigError, state_directory
 from sites.site import SiteConfig
+from wire import durable
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
 from wire.usage_records import USAGE_PATH, UsageAsked
 
 MAX_BODY = 256 << 10
+
+log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
@@ -41,14 +50,23 @@ class FunctionsService:
         self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name)
         self._admission = admission
         self._site = config.name
+        self._named_state = state_directory(config.name) if config.functions.state_dir is None else None
+        self._address = f"{config.listen.host}:{config.listen.port}"
+        self._stack = AsyncExitStack()
         self._hop_secret = hop_secret
 
     async def __aenter__(self) -> "FunctionsService":
-        await self.served.__aenter__()
+        """Raises ConfigError."""
+        async with AsyncExitStack() as stack:
+            if self._named_state is not None:
+                stack.enter_context(_alone_in(self._named_state, self._site))
+                _note_address(self._named_state / "address", self._address)
+            await stack.enter_async_context(self.served)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.served.__aexit__()
+        await self._stack.aclose()
 
     def routes(self) -> list[BaseRoute]:
         """The routes of requests to functions, and of what routers ask about deployed ones."""
@@ -89,3 +107,30 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
     return FunctionStatus(
         name, len(isolates.living), isolates.load, isolates.num_started, isolates.sockets, asked, failed
     )
+
+
+@contextmanager
+def _alone_in(state: Path, site: str) -> Iterator[None]:
+    """Keep other sites of this name, as those of another network of the same user, out of a directory while this one serves. Raises ConfigError."""
+    state.mkdir(parents=True, exist_ok=True)
+    directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sentence = f"another site named {site!r} keeps the data of its functions in {state}: set functions.state_dir in this site's file"
+            raise ConfigError(sentence) from None
+        yield
+    finally:
+        os.close(directory)
+
+
+def _note_address(file: Path, address: str) -> None:
+    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    before = file.read_text() if file.is_file() else address
+    if before != address:
+        log.warning(
+            "%s holds what a site at %s has kept, and this one is at %s: if that is another network's, set functions.state_dir in this site's file",
+            file.parent, before, address,
+        )  # fmt: skip
+    durable.write(file, address.encode())

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from edge_router import deployments
@@ -66,6 +67,10 @@ def test_shares_follow_rollouts_and_rollbacks() -> None:
         rolled_back(third, 9)
     with pytest.raises(ApiError, match="no version before this one"):
         rolled_back(first, None)
+    deleted = replace(third, shares=())
+    with pytest.raises(ApiError, match=r"f was deleted, .* say --version 3, its newest, or an earlier one"):
+        rolled_back(deleted, None)
+    assert shares(rolled_back(deleted, 2)) == [(2, 100.0)]
 
 
 def test_old_versions_are_forgotten_but_for_those_that_have_traffic() -> None:

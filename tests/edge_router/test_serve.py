@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -224,6 +225,18 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
             return
         time.sleep(0.02)
     raise AssertionError(f"process {pid} outlives its parent")
+
+
+def test_the_routers_log_has_the_time_of_each_line(tmp_path: Path) -> None:
+    file = network_file(tmp_path, "http://127.0.0.1:1")
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_router.serve", str(file)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as router:  # fmt: skip
+        assert router.stderr is not None
+        line = router.stderr.readline()
+        router.kill()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} router (INFO|WARNING) .*ams1", line)
 
 
 def test_a_port_in_use_is_one_sentence_with_its_remedy(tmp_path: Path) -> None:

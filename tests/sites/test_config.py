@@ -90,8 +90,10 @@ def test_a_door_that_nobody_could_pass_is_refused() -> None:
     assert "keys.0.key_sha256" in refusal(site(keys=[{"name": "a", "key_sha256": "secret"}]))
 
 
-def test_a_site_without_models_is_refused() -> None:
-    assert "models" in refusal(site(models=[]))
+def test_a_site_serves_models_or_functions() -> None:
+    assert "there is nothing to serve: name a model under [[models]], or functions" in refusal(site(models=[]))
+    for served in ({"directory": "f"}, {"deployments": "http://router"}, {"serve": [{"name": "f", "path": "f"}]}):
+        assert parse(SiteConfig, site(models=[], functions=served), "test").models == ()
 
 
 def test_an_array_whose_only_entry_is_wrong_is_not_also_called_too_short() -> None:
@@ -167,7 +169,7 @@ def test_a_collectors_url_is_taken_with_or_without_its_last_slash(otlp: str | No
     [
         ({"name": "a" * 200}, "name: must"),
         ({"engine": {"kv_host_gib": -1}}, "engine.kv_host_gib: must be at least 0, not -1"),
-        ({"models": []}, "models: must have at least 1 item, not 0"),
+        ({"engine": {"devices": []}}, "engine.devices: must have at least 1 item, not 0"),
         ({"listen": {"port": 70000}}, "listen.port: must be at least 0 and at most 65535, not 70000"),
     ],
 )

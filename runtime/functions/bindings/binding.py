@@ -79,6 +79,45 @@ class Functions(Protocol):
         """Stop serving it; its open requests may finish."""
 
 
+class MemoryBudget:
+    """The bytes that a function's calls may hold in the site's memory: values that come or leave as streams, of which 1,024 may be open at once."""
+
+    def __init__(self, max_bytes: int = 128 << 20) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+    def hold(self) -> "HeldBytes":
+        return HeldBytes(self)
+
+
+class HeldBytes:
+    """What one call holds; use as `with`, or call `release`."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Raises BindingError beyond the budget, unless this call alone holds something."""
+        others = self._budget.used - self._size
+        if others and self._budget.used + size > self._budget.max_bytes:
+            used, most = self._budget.used, self._budget.max_bytes
+            sentence = f"this function's open calls hold {used} bytes already, of at most {most}; wait for some of them"
+            raise BindingError(sentence, code="overloaded", status=429)
+        self._size += size
+        self._budget.used += size
+
+    def release(self) -> None:
+        self._budget.used -= self._size
+        self._size = 0
+
+    def __enter__(self) -> "HeldBytes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 @dataclass(frozen=True)
 class Services:
     """What a site gives to its bindings. A binding that needs what is not there says so when it is opened."""
@@ -89,6 +128,7 @@ class Services:
     functions: Functions | None = None
     function: str = "function"  # whose bindings these are
     max_bytes: int = 10 << 30  # of one database or bucket
+    memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets that lie at an S3 endpoint, by R2's name of them
 
     def database(self, path: Path, schema: str) -> Database:
@@ -164,7 +204,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without arguments."""
 
 
-async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], BindingError]) -> bytes:
+async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], BindingError], held: "HeldBytes") -> bytes:
     """Return a streamed body as one value, refused as soon as it is longer than the limit."""
     parts: list[bytes] = []
     size = 0
@@ -172,6 +212,7 @@ async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], Bindin
         size += len(chunk)
         if size > limit_bytes:
             raise refusal(size)
+        held.add(len(chunk))
         parts.append(chunk)
     return b"".join(parts)
 
@@ -180,3 +221,31 @@ async def in_pieces(value: bytes, piece_bytes: int = 64 << 10) -> Body:
     for start in range(0, len(value), piece_bytes):
         yield value[start : start + piece_bytes]
         await asyncio.sleep(0)
+
+
+class Pieces:
+    """A value as a stream, whose bytes are held until it is closed."""
+
+    def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
+        """Raises BindingError where the budget has no room for it."""
+        held.add(len(value))
+        self._value = value
+        self._held = held
+        self._piece_bytes = piece_bytes
+        self._start = 0
+
+    def __aiter__(self) -> "Pieces":
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = self._value[self._start : self._start + self._piece_bytes]
+        self._start += len(piece)
+        if not piece:
+            await self.aclose()
+            raise StopAsyncIteration
+        await asyncio.sleep(0)
+        return piece
+
+    async def aclose(self) -> None:
+        self._value = b""
+        self._held.release()

@@ -20,9 +20,10 @@ from runtime.functions.bindings.binding import (
     BindingError,
     Body,
     Declaration,
+    MemoryBudget,
+    Pieces,
     Services,
     gathered,
-    in_pieces,
     method,
 )
 from runtime.functions.bindings.place import directory_of
@@ -81,15 +82,18 @@ class KVList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KVNamespace(Binding):
     kind = "kv"
 
-    def __init__(self, database: Database, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, now_s: Callable[[], float] = time.time, memory: MemoryBudget | None = None
+    ) -> None:
         self._database = database
+        self._memory = memory or MemoryBudget()
         self._now_s = now_s
         self._swept_at_s = 0.0
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(services.database(path, SCHEMA))
+        return cls(services.database(path, SCHEMA), memory=services.memory)
 
     @method
     async def get(self, request: KVGet) -> Any:
@@ -101,7 +105,7 @@ class KVNamespace(Binding):
             return {"found": False}
         metadata, value = row
         if request.streamed:
-            return StreamingReply({"found": True, "metadata": metadata}, in_pieces(value))
+            return StreamingReply({"found": True, "metadata": metadata}, Pieces(value, self._memory.hold()))
         return {"found": True, "metadata": metadata, "value": value}
 
     @method
@@ -133,23 +137,16 @@ class KVNamespace(Binding):
         key = _checked_key("PUT", request.key)
         expires_s = self._expiry(request)
         _check_metadata(request.metadata)
-        value = request.value
-        if value is None:
-            if body is None:
-                raise BindingError("KV PUT failed: there is neither a value nor a stream", name="TypeError")
-            value = await gathered(body, MAX_VALUE_BYTES, _too_long)
-        if len(value) > MAX_VALUE_BYTES:
-            raise _too_long(len(value))
-        row = (key, expires_s, request.metadata, value)
-
-        def write(connection: Connection) -> None:
-            with transaction(connection):
-                connection.execute(
-                    "INSERT OR REPLACE INTO entries (key, expires_s, metadata, value) VALUES (?, ?, ?, ?)", row
-                )
-                self._sweep(connection)
-
-        await self._run("PUT", write)
+        if request.value is None and body is None:
+            raise BindingError("KV PUT failed: there is neither a value nor a stream", name="TypeError")
+        with self._memory.hold() as held:
+            value = request.value
+            if value is None:
+                assert body is not None
+                value = await gathered(body, MAX_VALUE_BYTES, _too_long, held)
+            if len(value) > MAX_VALUE_BYTES:
+                raise _too_long(len(value))
+            await self._write((key, expires_s, request.metadata, value))
 
     @method
     async def delete(self, request: KVDelete) -> None:
@@ -185,6 +182,16 @@ class KVNamespace(Binding):
         if len(rows) > len(shown):
             listed["cursor"] = base64.urlsafe_b64encode(shown[-1][0]).decode()
         return listed
+
+    async def _write(self, row: tuple[Any, ...]) -> None:
+        def write(connection: Connection) -> None:
+            with transaction(connection):
+                connection.execute(
+                    "INSERT OR REPLACE INTO entries (key, expires_s, metadata, value) VALUES (?, ?, ?, ?)", row
+                )
+                self._sweep(connection)
+
+        await self._run("PUT", write)
 
     async def _run(self, verb: str, work: Callable[[Connection], T]) -> T:
         try:

@@ -17,12 +17,16 @@ class ModelService(Binding):
 
     def __init__(self, model: str, services: Services) -> None:
         self._model = model
+        self._memory = services.memory
         self._ai = AI(services, None)
 
     @method
     async def fetch(self, request: FetchCall, body: Body | None) -> Any:
         """Answer a POST with the model's inputs as JSON; the answer is that of Workers AI's own path, or a stream of events."""
-        sent = request.body if body is None else await gathered(body, MAX_INPUT_BYTES, _too_large)
+        sent = request.body
+        if body is not None:
+            with self._memory.hold() as held:
+                sent = await gathered(body, MAX_INPUT_BYTES, _too_large, held)
         try:
             inputs = msgspec.json.decode(sent, type=dict[str, Any])
         except msgspec.DecodeError as error:

@@ -10,7 +10,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -33,8 +33,9 @@ from runtime.functions.bindings.r2_objects import (
     decoded_cursor,
     multipart_etag,
 )
+from runtime.functions.bindings.r2_quota import BucketQuota, OpenWrite
 from wire import durable
-from wire.database import Connection, Database, create, transaction
+from wire.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
 STRAY_AFTER_S = 3600.0  # another process may be writing what is younger
@@ -58,7 +59,7 @@ T = TypeVar("T")
 class FileStore:
     def __init__(self, directory: Path, max_bytes: int, now_s: Callable[[], float] = time.time) -> None:
         self._directory = directory
-        self._max_bytes = max_bytes
+        self._quota = BucketQuota(max_bytes)
         self._now_s = now_s
         self._index = Database(directory / "index.sqlite", self._prepare)
 
@@ -95,15 +96,16 @@ class FileStore:
         checksum: tuple[str, bytes] | None,
     ) -> ObjectHead | None:
         digests = Digests(checksum)
-        version, size = await self._written(content, digests.update)
-        try:
-            found = digests.checked()
-            uploaded_ms = int(self._now_s() * 1000)
-            head = ObjectHead(key, version, size, found["md5"].hex(), uploaded_ms, details, found)
-            replaced = await self._index.run(lambda connection: self._replace(connection, head, only_if))
-        except BaseException:
-            await self._removed([version])
-            raise
+        with await self._open_write(key, lambda connection: _size_of(connection, key)) as write:
+            version, size = await self._written(content, digests.update, write)
+            try:
+                found = digests.checked()
+                uploaded_ms = int(self._now_s() * 1000)
+                head = ObjectHead(key, version, size, found["md5"].hex(), uploaded_ms, details, found)
+                replaced = await self._commit(lambda connection: self._replace(connection, head, only_if), write)
+            except BaseException:
+                await self._removed([version])
+                raise
         if replaced is None:
             await self._removed([version])
             return None
@@ -121,7 +123,7 @@ class FileStore:
                         self._use(connection, -size)
             return versions
 
-        await self._removed(await self._index.run(work))
+        await self._removed(await self._commit(work))
 
     async def listing(
         self,
@@ -147,46 +149,49 @@ class FileStore:
         return upload_id
 
     async def put_part(self, key: str, upload_id: str, number: int, content: AsyncIterator[bytes]) -> str:
-        await self._index.run(lambda connection: _upload(connection, key, upload_id))
-        digests = Digests(None)
-        version, size = await self._written(content, digests.update)
-        etag = digests.checked()["md5"].hex()
+        def before(connection: Connection) -> list[tuple[str, int]]:
+            _upload(connection, key, upload_id)  # it may have been completed meanwhile
+            query = "SELECT version, size FROM parts WHERE upload = ? AND number = ?"
+            return connection.execute(query, (upload_id, number)).fetchall()
 
         def work(connection: Connection) -> list[str]:
             with transaction(connection):
-                _upload(connection, key, upload_id)  # it may have been completed meanwhile
-                query = "SELECT version, size FROM parts WHERE upload = ? AND number = ?"
-                before = connection.execute(query, (upload_id, number)).fetchall()
-                self._use(connection, size - sum(old_size for _, old_size in before))
+                replaced = before(connection)
+                self._use(connection, size - sum(old_size for _, old_size in replaced))
                 row = (upload_id, number, version, size, etag)
                 connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?)", row)
-            return [version for version, _ in before]
+            return [version for version, _ in replaced]
 
-        try:
-            await self._removed(await self._index.run(work))
-        except BaseException:
-            await self._removed([version])
-            raise
+        digests = Digests(None)
+        with await self._open_write((upload_id, number), lambda c: sum(old_size for _, old_size in before(c))) as write:
+            version, size = await self._written(content, digests.update, write)
+            etag = digests.checked()["md5"].hex()
+            try:
+                await self._removed(await self._commit(work, write))
+            except BaseException:
+                await self._removed([version])
+                raise
         return etag
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        await self._removed(await self._index.run(lambda connection: _forget(connection, key, upload_id)))
+        await self._removed(await self._commit(lambda connection: _forget(connection, key, upload_id)))
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> ObjectHead:
         details, rows = await self._index.run(lambda connection: _chosen(connection, key, upload_id, parts))
-        version, size = await self._written(self._joined([row[0] for row in rows]), lambda data: None)
         etag = multipart_etag([row[2] for row in rows])
-        head = ObjectHead(key, version, size, etag, int(self._now_s() * 1000), details, {})
 
         def work(connection: Connection) -> list[str]:
             _upload(connection, key, upload_id)
             return (self._replace(connection, head, None) or []) + _forget(connection, key, upload_id)
 
-        try:
-            replaced = await self._index.run(work)
-        except BaseException:
-            await self._removed([version])
-            raise
+        with await self._open_write(key, lambda connection: _size_of(connection, key)) as write:
+            version, size = await self._written(self._joined([row[0] for row in rows]), lambda data: None, write)
+            head = ObjectHead(key, version, size, etag, int(self._now_s() * 1000), details, {})
+            try:
+                replaced = await self._commit(work, write)
+            except BaseException:
+                await self._removed([version])
+                raise
         await self._removed(replaced)
         return head
 
@@ -208,10 +213,29 @@ class FileStore:
     def _use(self, connection: Connection, size: int) -> None:
         """Count bytes, inside a transaction, which a full bucket ends."""
         used = connection.execute("UPDATE used SET bytes = bytes + ? RETURNING bytes", (size,)).fetchone()[0]
-        if size > 0 and used > self._max_bytes:
-            raise _full(self._max_bytes)
+        if size > 0 and used > self._quota.max_bytes:
+            raise self._quota.full()
 
-    async def _written(self, content: AsyncIterator[bytes], update: Callable[[bytes], None]) -> tuple[str, int]:
+    async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
+        """Change the index. Afterwards it counts the bytes of `write`."""
+
+        def counted(connection: Connection) -> T:
+            result = work(connection)
+            self._quota.refresh(_used(connection), write)
+            return result
+
+        return await self._index.run(counted)
+
+    async def _open_write(self, place: Hashable, size_of_replaced: Work[int]) -> OpenWrite:
+        def look(connection: Connection) -> int:
+            self._quota.refresh(_used(connection))  # another process may have written
+            return size_of_replaced(connection)
+
+        return self._quota.open_write(place, await self._index.run(look))
+
+    async def _written(
+        self, content: AsyncIterator[bytes], update: Callable[[bytes], None], write: OpenWrite
+    ) -> tuple[str, int]:
         """Write a file with all of the content, under the name of a new version."""
         version, size = uuid.uuid4().hex, 0
         temporary = self._directory / "files" / f"{version}.part"
@@ -221,8 +245,7 @@ class FileStore:
                 buffer = bytearray()
                 async for chunk in content:
                     size += len(chunk)
-                    if size > self._max_bytes:
-                        raise _full(self._max_bytes)
+                    write.add(len(chunk))
                     buffer += chunk
                     if len(buffer) >= CHUNK_BYTES:
                         await asyncio.to_thread(_write, file, bytes(buffer), update)
@@ -333,6 +356,16 @@ def _head(connection: Connection, key: str) -> ObjectHead | None:
     return None if row is None else _as_head(row)
 
 
+def _size_of(connection: Connection, key: str) -> int:
+    head = _head(connection, key)
+    return 0 if head is None else head.size
+
+
+def _used(connection: Connection) -> int:
+    size: int = connection.execute("SELECT bytes FROM used").fetchone()[0]
+    return size
+
+
 def _as_head(row: tuple[Any, ...]) -> ObjectHead:
     key, version, size, etag, uploaded_ms, details, checksums = row
     return ObjectHead(
@@ -397,9 +430,3 @@ def _forget(connection: Connection, key: str, upload_id: str) -> list[str]:
         connection.execute("UPDATE used SET bytes = bytes - ?", (sum(size for _, size in rows),))
         connection.execute("DELETE FROM uploads WHERE id = ?", (upload_id,))
     return [version for version, _ in rows]
-
-
-def _full(max_bytes: int) -> R2Error:
-    return R2Error(
-        f"the bucket is full: it has room for {max_bytes} bytes; delete something", 10001, 507, "storage_full"
-    )

@@ -3,9 +3,12 @@
 A secret is sealed to its function and its name, so that one copied into another's place does not open. Knows files; refuses to know who may ask.
 """
 
+import fcntl
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -32,18 +35,26 @@ class SecretStore:
     def put(self, function: str, name: str, value: str) -> None:
         if len(value.encode()) > MAX_SECRET_BYTES:
             raise SecretError(f"the secret {name} has more than {MAX_SECRET_BYTES} bytes")
-        sealed = self._sealed(function)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        sealed[name] = nonce + self._key().encrypt(nonce, value.encode(), _bound_to(function, name))
-        self._write(function, sealed)
+        sealed_value = nonce + self._key().encrypt(nonce, value.encode(), _bound_to(function, name))
+        with self._locked():
+            self._write(function, {**self._sealed(function), name: sealed_value})
 
     def delete(self, function: str, name: str) -> bool:
         """Delete a secret. False: there was none."""
-        sealed = self._sealed(function)
-        if sealed.pop(name, None) is None:
-            return False
-        self._write(function, sealed)
+        with self._locked():
+            sealed = self._sealed(function)
+            if sealed.pop(name, None) is None:
+                return False
+            self._write(function, sealed)
         return True
+
+    def revision(self) -> int:
+        """Return a number that changes with every secret that is put or deleted."""
+        try:
+            return self._directory.stat().st_mtime_ns  # each change renames a file into it
+        except FileNotFoundError:
+            return 0
 
     def names(self, function: str) -> list[str]:
         return sorted(self._sealed(function))
@@ -69,6 +80,17 @@ class SecretStore:
             return {}
         except msgspec.DecodeError as error:
             raise SecretError(f"{path} is damaged ({error}); remove it and put the secrets again") from None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other threads and processes from changing secrets: of two that read, change and write at once, one change would be lost."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(directory)
 
     def _write(self, function: str, sealed: dict[str, bytes]) -> None:
         durable.write(self._file_of(function), msgspec.msgpack.encode(sealed))

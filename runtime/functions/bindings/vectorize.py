@@ -1,14 +1,13 @@
 """Vectorize: an index of vectors in a file of this site, searched exactly.
 
-All vectors of an index are one matrix in memory, of which a query takes one product: 100,000 vectors of 384 numbers are 150 MB. The metric is the
-cosine; the first vector that is written says how many numbers all of them have.
+A query reads the file block by block, which the kernel keeps in its cache, so that the site's memory holds a block per query, whatever an index holds
+(100,000 vectors of 1,536 numbers took 1.8 GB as a matrix). The metric is the cosine; the first vector that is written says how many numbers all have.
 """
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,16 +16,16 @@ from numpy.typing import NDArray
 
 from runtime.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
 from runtime.functions.bindings.place import directory_of
-from wire.database import Connection, Database, create, transaction
+from wire.database import Connection, Database, transaction
 
 MAX_DIMENSIONS = 1536
 MAX_VECTORS = 100_000  # of one index
 MAX_AT_ONCE = 1000
 MAX_TOP_K = 100
 MAX_METADATA_BYTES = 10 << 10
+BLOCK_BYTES = 4 << 20  # of vectors in memory at once, for one query
 SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (id TEXT PRIMARY KEY, namespace TEXT NOT NULL, metadata TEXT, data BLOB NOT NULL)"
 Floats = NDArray[np.float32]
-T = TypeVar("T")
 
 VectorId = Annotated[str, Meta(min_length=1, max_length=64)]
 
@@ -60,113 +59,69 @@ class VectorIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Vectorize(Binding):
     kind = "vectorize"
 
-    def __init__(self, index: "VectorIndex") -> None:
-        self._index = index
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Vectorize":
         path = directory_of(state_dir, "vectorize", declaration.options["index_name"]) / "vectors.sqlite"
-        return cls(services.databases.get(path, lambda path: VectorIndex(path, services.max_bytes)))
+        return cls(services.database(path, SCHEMA))
 
     @method
     async def write(self, request: WriteVectors) -> Any:
-        return {
-            "ids": await self._index.write(request.vectors, replaces=request.replaces),
-            "count": len(request.vectors),
-        }
+        ids = await self._database.run(lambda connection: _write_all(connection, request))
+        return {"ids": ids, "count": len(request.vectors)}
 
     @method
     async def query(self, request: QueryVectors) -> Any:
-        return await self._index.query(request)
+        return await self._database.run(lambda connection: _query(connection, request))
 
     @method
     async def get(self, request: VectorIds) -> Any:
-        table = await self._index.table()
-        found = [table.rows[id] for id in request.ids if id in table.rows]
-        return [_entry(table, row, True, True) for row in found]
+        def work(connection: Connection) -> list[dict[str, Any]]:
+            return [_entry(row, True, True) for id in request.ids if (row := _row(connection, id)) is not None]
+
+        return await self._database.run(work)
 
     @method
     async def delete(self, request: VectorIds) -> Any:
-        return {"ids": request.ids, "count": await self._index.delete(request.ids)}
+        def work(connection: Connection) -> int:
+            with transaction(connection):
+                return sum(connection.execute("DELETE FROM vectors WHERE id = ?", (id,)).rowcount for id in request.ids)
+
+        return {"ids": request.ids, "count": await self._database.run(work)}
 
     @method
     async def describe(self, request: Nothing) -> Any:
-        table = await self._index.table()
-        return {"dimensions": table.unit.shape[1], "vectorCount": len(table.ids), "metric": "cosine"}
+        def work(connection: Connection) -> dict[str, Any]:
+            return {"dimensions": _dimensions(connection) or 0, "vectorCount": _count(connection), "metric": "cosine"}
+
+        return await self._database.run(work)
 
 
-class VectorTable(NamedTuple):
-    """An index as it is searched."""
+class _StoredVector(NamedTuple):
+    id: str
+    namespace: str
+    metadata: str | None
+    data: bytes
 
-    ids: list[str]
-    rows: dict[str, int]
-    namespaces: list[str]
-    metadata: list[str | None]
-    values: Floats  # [vectors, dimensions]
-    unit: Floats  # the same, each of length 1
+    @property
+    def values(self) -> Floats:
+        return np.frombuffer(self.data, np.float32)
 
 
-class VectorIndex:
-    """One index: its file, and its matrix, which is read from it when it has changed."""
+_Scored = tuple[float, _StoredVector]
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
-        self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=max_bytes)
-        self._table: VectorTable | None = None
-        self._reading = asyncio.Lock()
 
-    async def table(self) -> VectorTable:
-        async with self._reading:
-            if self._table is None:
-                self._table = await self._database.run(_read)
-            return self._table
-
-    async def write(self, vectors: Sequence[Vector], *, replaces: bool) -> list[str]:
-        def work(connection: Connection) -> list[str]:
-            row = connection.execute("SELECT length(data) / 4 FROM vectors LIMIT 1").fetchone()
-            dimensions = row[0] if row is not None else len(vectors[0].values) if vectors else 0
-            written = []
-            for vector in vectors:
-                written += _write(connection, vector, dimensions, replaces)
-            if connection.execute("SELECT count(*) FROM vectors").fetchone()[0] > MAX_VECTORS:
-                raise BindingError(f"an index has at most {MAX_VECTORS} vectors here", status=413)
-            return written
-
-        return await self._changed(work)
-
-    async def delete(self, ids: Sequence[str]) -> int:
-        def work(connection: Connection) -> int:
-            return sum(connection.execute("DELETE FROM vectors WHERE id = ?", (id,)).rowcount for id in ids)
-
-        return await self._changed(work)
-
-    async def query(self, request: QueryVectors) -> list[dict[str, Any]]:
-        table = await self.table()
-        if request.id is not None and request.id not in table.rows:
-            raise BindingError(f"the index has no vector {request.id[:100]!r}", status=404)
-        wanted = (
-            table.values[table.rows[request.id]]
-            if request.id is not None
-            else np.array(request.vector or [], np.float32)
-        )
-        if not table.ids:
-            return []
-        if wanted.shape[0] != table.unit.shape[1]:
-            raise BindingError(
-                f"the vector has {wanted.shape[0]} numbers, and those of the index {table.unit.shape[1]}"
-            )
-        return await asyncio.to_thread(_search, table, wanted, request)
-
-    async def close(self) -> None:
-        await self._database.close()
-
-    async def _changed(self, work: Callable[[Connection], T]) -> T:
-        def together(connection: Connection) -> T:
-            with transaction(connection):
-                return work(connection)
-
-        result = await self._database.run(together)
-        self._table = None
-        return result
+def _write_all(connection: Connection, request: WriteVectors) -> list[str]:
+    with transaction(connection):
+        dimensions = _dimensions(connection) or (len(request.vectors[0].values) if request.vectors else 0)
+        written = []
+        for vector in request.vectors:
+            written += _write(connection, vector, dimensions, request.replaces)
+        if _count(connection) > MAX_VECTORS:
+            raise BindingError(f"an index has at most {MAX_VECTORS} vectors here", status=413)
+    return written
 
 
 def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bool) -> list[str]:
@@ -184,45 +139,81 @@ def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bo
     return [vector.id] if connection.execute(f"INSERT OR {verb} INTO vectors VALUES (?, ?, ?, ?)", row).rowcount else []
 
 
-def _read(connection: Connection) -> VectorTable:
-    found = connection.execute("SELECT id, namespace, metadata, data FROM vectors ORDER BY id").fetchall()
-    values = (
-        np.frombuffer(b"".join(row[3] for row in found), np.float32).reshape(len(found), -1)
-        if found
-        else np.zeros((0, 0), np.float32)
-    )
-    lengths = np.linalg.norm(values, axis=1, keepdims=True)
-    unit = np.divide(values, lengths, out=np.zeros_like(values), where=lengths > 0)
-    ids = [row[0] for row in found]
-    return VectorTable(
-        ids, {id: n for n, id in enumerate(ids)}, [row[1] for row in found], [row[2] for row in found], values, unit
-    )
+def _dimensions(connection: Connection) -> int | None:
+    """Return how many numbers a vector of the index has; None where there is no vector."""
+    row = connection.execute("SELECT length(data) / 4 FROM vectors LIMIT 1").fetchone()
+    return None if row is None else row[0]
 
 
-def _search(table: VectorTable, wanted: Floats, request: QueryVectors) -> list[dict[str, Any]]:
-    length = float(np.linalg.norm(wanted))
-    scores = table.unit @ (wanted / length if length else wanted)
-    found: list[dict[str, Any]] = []
-    for row in np.argsort(-scores, kind="stable"):
-        if request.namespace is not None and table.namespaces[row] != request.namespace:
-            continue
-        if request.filter and not _passes(json.loads(table.metadata[row] or "{}"), request.filter):
-            continue
-        entry = _entry(table, int(row), request.return_values, request.return_metadata)
-        found.append({**entry, "score": float(scores[row])})
+def _count(connection: Connection) -> int:
+    count: int = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
+    return count
+
+
+def _row(connection: Connection, id: str) -> _StoredVector | None:
+    found = connection.execute("SELECT id, namespace, metadata, data FROM vectors WHERE id = ?", (id,)).fetchone()
+    return None if found is None else _StoredVector(*found)
+
+
+def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]]:
+    wanted = np.array(request.vector or [], np.float32)
+    if request.id is not None:
+        if (row := _row(connection, request.id)) is None:
+            raise BindingError(f"the index has no vector {request.id[:100]!r}", status=404)
+        wanted = row.values
+    if (dimensions := _dimensions(connection)) is None:
+        return []
+    if len(wanted) != dimensions:
+        raise BindingError(f"the vector has {len(wanted)} numbers, and those of the index {dimensions}")
+    best: list[_Scored] = []
+    for rows in _blocks(connection, request.namespace, dimensions):
+        best = _best(best, rows, _scores(rows, wanted), request)
+    return [{**_entry(row, request.return_values, request.return_metadata), "score": score} for score, row in best]
+
+
+def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Read the rows of a namespace, or all, a few MiB at a time."""
+    condition, values = ("", ()) if namespace is None else (" WHERE namespace = ?", (namespace,))
+    cursor = connection.execute(f"SELECT id, namespace, metadata, data FROM vectors{condition}", values)
+    while rows := cursor.fetchmany(max(1, BLOCK_BYTES // (4 * dimensions))):
+        yield rows
+
+
+def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
+    """Return the cosine of each; 0 where a vector has no length."""
+    block = np.frombuffer(b"".join([row[3] for row in rows]), np.float32).reshape(len(rows), -1)
+    lengths = np.sqrt(np.einsum("ij,ij->i", block, block)) * np.linalg.norm(wanted)
+    scores: Floats = np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return scores
+
+
+def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, request: QueryVectors) -> list[_Scored]:
+    """Return the best `top_k` of those before and these; of equal ones those of the lowest ids. The filter looks at those alone that may be among
+    them."""
+    worst = best[-1][0] if len(best) == request.top_k else -np.inf
+    found: list[_Scored] = []
+    for score, row in sorted(
+        [(float(scores[i]), _StoredVector(*rows[i])) for i in np.flatnonzero(scores >= worst)], key=_order
+    ):
         if len(found) == request.top_k:
             break
-    return found
+        if not request.filter or _passes(json.loads(row.metadata or "{}"), request.filter):
+            found.append((score, row))
+    return sorted([*best, *found], key=_order)[: request.top_k]
 
 
-def _entry(table: VectorTable, row: int, with_values: bool, with_metadata: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": table.ids[row]}
-    if table.namespaces[row]:
-        entry["namespace"] = table.namespaces[row]
+def _order(scored: _Scored) -> tuple[float, str]:
+    return -scored[0], scored[1].id
+
+
+def _entry(row: _StoredVector, with_values: bool, with_metadata: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": row.id}
+    if row.namespace:
+        entry["namespace"] = row.namespace
     if with_values:
-        entry["values"] = table.values[row].tolist()
-    if with_metadata and table.metadata[row] is not None:
-        entry["metadata"] = json.loads(table.metadata[row] or "{}")
+        entry["values"] = row.values.tolist()
+    if with_metadata and row.metadata is not None:
+        entry["metadata"] = json.loads(row.metadata)
     return entry
 
 

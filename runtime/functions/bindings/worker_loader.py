@@ -4,6 +4,7 @@ It has the bindings that it is given, which are plain values, and the network un
 know isolates.
 """
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -57,17 +58,16 @@ class WorkerLoader(Binding):
         self._function = function
         self._directory = directory
         self._loaded: OrderedDict[str, str] = OrderedDict()  # pools, by the ids that the function gave
+        self._folders: dict[str, Path] = {}  # of pools, of those too that are removed and may have open requests
+        self._loading = asyncio.Lock()
+        self._is_clean = False
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "WorkerLoader":
         if services.functions is None:
             raise BindingError(f"{declaration.name}: there is nothing here that could run a dynamic worker")
         directory = directory_of(state_dir, "worker_loader", f"{services.function}/{declaration.name}")
-        loader = cls(services.functions, services.function, directory / f"{os.getpid()}.{next(_numbers)}")
-        for left in directory.iterdir() if directory.is_dir() else ():
-            if not left.name.startswith(f"{os.getpid()}."):  # of an earlier life
-                shutil.rmtree(left, ignore_errors=True)
-        return loader
+        return cls(services.functions, services.function, directory / f"{os.getpid()}.{next(_numbers)}")
 
     @method
     async def has(self, request: HasWorker) -> bool:
@@ -75,15 +75,19 @@ class WorkerLoader(Binding):
 
     @method
     async def load(self, request: LoadWorker) -> None:
-        if request.id in self._loaded:
-            return
+        async with self._loading:
+            if request.id not in self._loaded:
+                await self._load(request)
+
+    async def _load(self, request: LoadWorker) -> None:
         while len(self._loaded) >= MAX_LOADED:
             self._remove(next(iter(self._loaded)))
-        folder = self._directory / name_of(request.id)
-        main = self._write(folder, request)
+        await self._remove_folders()
+        name, number = f"{self._function}+{name_of(request.id)}", next(_numbers)
+        pool = f"{name}.{self._directory.name}.{number}"
+        folder = self._folders[pool] = self._directory / str(number)
+        main = await asyncio.to_thread(self._write, folder, request)
         env = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in request.env.items())
-        name = f"{self._function}+{name_of(request.id)}"
-        pool = f"{name}.{self._directory.name}"
         manifest = Manifest(name, folder, main, env, has_egress=request.network)
         try:
             self._functions.add(manifest, name=pool)
@@ -104,7 +108,7 @@ class WorkerLoader(Binding):
     async def close(self) -> None:
         for id in tuple(self._loaded):
             self._remove(id)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     def _pool(self, id: str) -> str:
         if id not in self._loaded:
@@ -121,15 +125,32 @@ class WorkerLoader(Binding):
             raise BindingError(sentence, status=413)
         if request.main not in request.modules or not request.main.endswith(".py"):
             raise BindingError(f"mainModule names {request.main!r}; it is one of the modules, and a Python file")
-        shutil.rmtree(folder, ignore_errors=True)
+        self._clean()
         for name, source in request.modules.items():
             place = PurePosixPath(name)
             if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
                 raise BindingError(f"the module's name {name!r} leads out of the worker's folder")
             path = folder / place
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(source, encoding="utf-8")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(source, encoding="utf-8")
+            except (OSError, UnicodeEncodeError) as error:
+                raise BindingError(f"the module {name!r} cannot be written: {error}") from None
         return folder / request.main
+
+    def _clean(self) -> None:
+        """Remove what an earlier process has left."""
+        if not self._is_clean:
+            self._is_clean = True
+            for left in self._directory.parent.iterdir() if self._directory.parent.is_dir() else ():
+                if not left.name.startswith(f"{os.getpid()}."):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    async def _remove_folders(self) -> None:
+        """Remove the oldest folders of removed workers, beyond a few: their open requests may still import from them."""
+        removed = [pool for pool in self._folders if pool not in self._loaded.values()]
+        for pool in removed[: max(0, len(removed) - MAX_LOADED)]:
+            await asyncio.to_thread(shutil.rmtree, self._folders.pop(pool), ignore_errors=True)
 
     def _remove(self, id: str) -> None:
         self._functions.remove(self._loaded.pop(id))

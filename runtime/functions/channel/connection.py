@@ -7,6 +7,7 @@ what may be said within an exchange is exchanges.py's.
 import asyncio
 import contextvars
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from runtime.functions.channel.exchanges import (
     OutgoingExchange,
     ignore_result,
 )
-from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure
+from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
 from runtime.functions.channel.frames import (
     AnyFrame,
     BindingCall,
@@ -42,6 +43,9 @@ FRAMES_AT_ONCE = (
     128  # before others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
 )
 MAX_OPEN = 1024  # exchanges the other side may have begun here at once
+MAX_HELD_BYTES = (
+    128 << 20
+)  # of the other side's open requests, and of replies that it does not read; a KV value in each exchange would be 25 GiB
 
 _WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
 
@@ -58,12 +62,16 @@ class Channel(asyncio.Protocol):
         on_note: Callable[[Note], None] | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_open: int = MAX_OPEN,
+        max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
+        """`max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's memory has a limit of its own."""
         self._answer = answer
         self.describe = describe
         self._on_note = on_note
         self._max_frame_bytes = max_frame_bytes
         self._max_open = max_open
+        self._max_held_bytes = max_held_bytes if is_runtime else sys.maxsize
+        self._held_bytes = 0
         self._open = OpenExchanges(0 if is_runtime else 1)
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
@@ -246,15 +254,29 @@ class Channel(asyncio.Protocol):
     def _begin(self, frame: frames.Request) -> None:
         if self._open.is_ours(frame.id) or frame.id in self._open.taken:
             raise FrameError(f"the id {frame.id} cannot begin an exchange")
-        if len(self._open.taken) >= self._max_open:
+        try:
+            if len(self._open.taken) >= self._max_open:
+                sentence = f"{self._max_open} exchanges are open already; wait for some of them"
+                raise Failure(sentence, code="too_many_open", status=429)
+            self.hold(self._decoder.size)
+        except Failure as refusal:
             if not self.room.is_set():
-                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read")
-            sentence = f"{self._max_open} exchanges are open already; wait for some of them"
-            self.write(Fail(frame.id, "too_many_open", 429, sentence))
+                raise FrameError("exchanges are begun beyond all bounds, and their refusals are not read") from None
+            self.write(fail_frame(frame.id, refusal))
             return
-        self._open.taken[frame.id] = IncomingExchange(self, frame, self._answer)
+        self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
 
     # -- what exchanges and streams ask for -------------------------------------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        """Count bytes that stay in memory here for the other side, until `release`. Raises Failure beyond the bound."""
+        if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
+            sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
+            raise Failure(sentence, code="overloaded", status=429)
+        self._held_bytes += size
+
+    def release(self, size: int) -> None:
+        self._held_bytes -= size
 
     def write(self, frame: AnyFrame) -> None:
         self.write_bytes(self.encode(frame))

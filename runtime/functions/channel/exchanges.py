@@ -105,9 +105,11 @@ class OutgoingExchange:
 class IncomingExchange:
     """An exchange begun by the other side, and the task that answers it."""
 
-    def __init__(self, channel: "Channel", frame: frames.Request, answer: Handler) -> None:
+    def __init__(self, channel: "Channel", frame: frames.Request, size: int, answer: Handler) -> None:
+        """`size`: the frame's, in bytes that the channel holds until the exchange is over."""
         self._channel = channel
         self._id = frame.id
+        self._size = size
         streamed = getattr(frame, "streamed", False)
         self._body = Inbound(channel, frame.id, lambda: None) if streamed else None
         self._credit = Credit()
@@ -137,9 +139,7 @@ class IncomingExchange:
         channel, body = self._channel, None
         try:
             value, body = _split(await answer(frame, self._body))
-            reply = channel.encode(Reply(self._id, value, body is not None))
-            await channel.room.wait()
-            channel.write_bytes(reply)
+            await self._write(channel.encode(Reply(self._id, value, body is not None)))
             if body is not None:
                 await feed(channel, self._id, body, self._credit)
         except ChannelClosed:
@@ -151,10 +151,23 @@ class IncomingExchange:
             if body is not None:
                 await close(body)
 
+    async def _write(self, reply: bytes) -> None:
+        """Write a reply once there is room. Raises Failure where too many bytes wait for that already."""
+        channel = self._channel
+        if not channel.room.is_set():
+            channel.hold(len(reply))
+            try:
+                while not channel.room.is_set():  # of those that room wakes, the first may fill it
+                    await channel.room.wait()
+            finally:
+                channel.release(len(reply))
+        channel.write_bytes(reply)
+
     def _over(self, task: "asyncio.Future[None]") -> None:
         """Drop the exchange, also where the task was cancelled before its first step and its `finally` never ran."""
         ignore_result(task)
         self._channel.forget(self._id)
+        self._channel.release(self._size)
         if self._body is not None:
             self._body.end(Failure("the exchange is over", code="cancelled"))
 

@@ -162,6 +162,7 @@ class FrameDecoder:
     """A decoder of bytes into whole frames. Holds at most one frame that is not complete."""
 
     def __init__(self, max_bytes: int) -> None:
+        self.size = 0  # in bytes, of the frame that was decoded last
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
@@ -179,7 +180,7 @@ class FrameDecoder:
                 if end > held:
                     break
                 body = bytes(memoryview(buffer)[start + LENGTH_BYTES : end])
-                start = end
+                start, self.size = end, size
                 yield _decoded(body)
         finally:
             del buffer[:start]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 256 << 10  # of one stream on its way
 CHUNK_BYTES = 64 << 10
+JOINED_BYTES = (
+    4 << 10
+)  # pieces that wait are joined up to this: a window of single bytes took 8 MiB, now it is 128 pieces at most
 
 
 class Inbound:
@@ -27,7 +30,7 @@ class Inbound:
         self._channel = channel
         self._id = id
         self._on_cancel = on_cancel
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytearray] = deque()
         self._held = 0  # bytes sent to us for which no credit was given back
         self._taken = 0  # of these, what the reader has
         self._error: Failure | None = None
@@ -48,7 +51,7 @@ class Inbound:
                 await self._waiter
             finally:
                 self._waiter = None
-        chunk = self._chunks.popleft()
+        chunk = bytes(self._chunks.popleft())
         self._taken += len(chunk)
         if self._taken >= WINDOW_BYTES // 2 and not self._is_ended:
             self._held -= self._taken
@@ -78,12 +81,17 @@ class Inbound:
         self.cancel()
 
     def push(self, data: bytes) -> None:
+        if not data:  # a million of them would wait here, without using a byte of the window
+            raise FrameError("a piece of a stream is empty")
         if self._is_ended:
             return
         self._held += len(data)
         if self._held > WINDOW_BYTES:
             raise FrameError("more was sent of a stream than there was room for")
-        self._chunks.append(data)
+        if self._chunks and len(self._chunks[-1]) + len(data) <= JOINED_BYTES:
+            self._chunks[-1] += data
+        else:
+            self._chunks.append(bytearray(data))
         self._wake()
 
     def end(self, error: Failure | None = None) -> None:

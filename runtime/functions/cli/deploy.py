@@ -3,7 +3,10 @@
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,10 +16,13 @@ from rich.table import Table
 
 from runtime.cli.api import API_KEY_ENV, Api
 from runtime.cli.errors import CliError
+from runtime.functions.host.layers import requirements_of
 from runtime.functions.manifest import load_manifest
 from wire.bundles import BundleError, digest_of, pack
 from wire.deployments import PATH
 from wire.headers import DEPLOY_TOKEN_ENV
+
+PROGRESS_S = 10.0
 
 
 def deploy(
@@ -51,12 +57,14 @@ def deploy(
         "services": manifest.services,
         "home": home,
     }
-    print(
-        f"{manifest.name}: waiting until each site has fetched it, installed its packages and answered GET {health} with it; the first time this may "
-        "take a minute",
-        flush=True,
+    packages = requirements_of(directory)
+    installing = (
+        f"install {len(packages)} packages ({', '.join(packages[:3])}{', ...' if packages[3:] else ''}), "
+        if packages
+        else ""
     )
-    after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
+    with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
+        after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), _token())
     for line in _shares(after):
         print(line)
 
@@ -109,6 +117,25 @@ def tail(api: Api, name: str, as_json: bool) -> None:
             print(json.dumps(event) if as_json else f"{event.get('site', '')}  {event.get('line', '')}", flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextmanager
+def _progress(sentence: str) -> Iterator[None]:
+    """Say what is waited for, and every ten seconds that it goes on: a first install of packages may take minutes."""
+    done, started_at = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        print(sentence, flush=True)
+        while not done.wait(PROGRESS_S):
+            print(f"{sentence}: {time.monotonic() - started_at:.0f} s so far", flush=True)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        done.set()
+        telling.join()
 
 
 def _of(api: Api, name: str) -> dict[str, Any]:

@@ -131,7 +131,9 @@ def secret_put(
     if not value:
         raise CliError("The secret is empty; give it on standard input.")
     state.secrets(lambda kept: kept.put(function, name, value))
-    print(f"{function}: {name} is kept; the function has it from its next start on")
+    print(
+        f"{function}: {name} is kept at this site; if the site runs, the function's next requests have it in a few seconds"
+    )
 
 
 @secret.command("list")

@@ -67,9 +67,9 @@ def confine(limits: Confinement) -> int:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if limits.uid is None:
             _map_users(proc, os.getuid(), os.getgid())
-        _private_root(readable, limits.disk_mib)
+        _private_root([*interpreter(), *opened(limits)], limits.disk_mib)
     elif limits.uid is not None:
-        _reveal([*readable, limits.scratch])
+        _reveal([*interpreter(), *opened(limits), limits.scratch])
     _set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
@@ -114,6 +114,18 @@ def interpreter() -> tuple[str, ...]:
     told = [os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
     sdk = str(Path(__file__).parents[1] / "sdk")
     return (*sorted(os.path.realpath(path) for path in paths), *LIBRARIES, *AUTHORITIES, *told, sdk)
+
+
+def opened(limits: Confinement) -> Iterator[str]:
+    """Return a function's folder and layers; in the place of a directory that is closed to the function's user, as root's home folder is (mode 0700),
+    the entries of that directory."""
+    paths = [os.path.realpath(path) for path in (limits.folder, *limits.layers)]
+    closed = [
+        path for path in paths if limits.uid is not None and os.path.isdir(path) and os.stat(path).st_mode & 5 != 5
+    ]
+    for path in paths:
+        inside = [entry.path for entry in os.scandir(path)] if path in closed else [path]
+        yield from sorted(each for each in inside if each not in closed)
 
 
 def _scratch(limits: Confinement) -> str:

@@ -22,7 +22,7 @@ from runtime.functions.channel.frames import UNNUMBERED, FetchEvent
 from runtime.functions.host.router_client import RouterClient
 from runtime.functions.host.site import SiteFunctions
 from runtime.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest
-from wire import durable
+from wire import background, durable
 from wire.bundles import BundleError, digest_of, unpack
 from wire.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
 
@@ -31,7 +31,8 @@ log = logging.getLogger("pilotlight.function")
 POLL_S = 2.0
 ASK_AGAIN_S = 1.0  # for a name that nobody knows
 PAUSE_AFTER_FAILURE_S = 5.0  # of a version that could not be had; its requests are told so meanwhile
-TIMEOUT_S = 60.0
+AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
+DIGEST_CHARS = 16  # of a version's digest in its pool's name
 MISFITS = "misfits"  # the failure of a version that does not go with the objects that are there
 HEALTHY = ".healthy"  # beside a version's folder, once its health call has succeeded here
 
@@ -69,23 +70,31 @@ class DeployedFunctions:
         self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
+        self._applied: dict[
+            str, Deployment
+        ] = {}  # what clients get: a new version only when it is live, as its bindings mean it by the name
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools whose functions own what they name
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._applying: dict[str, asyncio.Lock] = {}  # by function
+        self._changed: set[str] = set()  # functions of which something new is known
+        self._appliers: dict[str, asyncio.Task[None]] = {}  # by function
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "DeployedFunctions":
         with suppress(FileNotFoundError, msgspec.DecodeError):
             self._known = decode_deployments((self._directory / "deployments.json").read_bytes())
-        self._task = asyncio.create_task(self._follow(), name="deployments")
+        self._apply_all()
+        self._task = background.start(self._follow, "following deployments")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await background.stop(self._task)
+        await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
         """The pool that answers a client of this key; None: no such function is deployed. Raises Failure where it cannot be had."""
@@ -94,7 +103,10 @@ class DeployedFunctions:
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
                 await self._ask()
+                await self._apply(name)
         deployment = self._known.get(name)
+        if deployment is not None:
+            deployment = self._applied.get(name, deployment)
         if deployment is not None and not deployment.runs_at(self._site):
             raise _elsewhere(deployment)
         version = deployment.chosen(key) if deployment is not None else None
@@ -135,6 +147,7 @@ class DeployedFunctions:
         deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
             return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
+        await self._apply(name)
         if not deployment.runs_at(self._site):
             return Tried(True)
         try:
@@ -179,8 +192,12 @@ class DeployedFunctions:
 
     async def _fetched(self, name: str, version: Version) -> Path:
         folder = self._directory / version.digest
-        if folder.is_dir():
-            return folder
+        async with self._locks.setdefault(version.digest, asyncio.Lock()):  # two functions may be the same bytes
+            if not folder.is_dir():
+                await self._fetch(name, version, folder)
+        return folder
+
+    async def _fetch(self, name: str, version: Version, folder: Path) -> None:
         try:
             data = await self._router.get(f"{PATH}/bundles/{version.digest}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -193,7 +210,6 @@ class DeployedFunctions:
             await asyncio.to_thread(_unpacked, data, folder)
         except (BundleError, OSError) as error:
             raise Failure(f"version {version.number} of {name} cannot be unpacked: {error}") from None
-        return folder
 
     def _add(self, name: str, pool: str, folder: Path, version: Version) -> None:
         try:
@@ -229,7 +245,6 @@ class DeployedFunctions:
     async def _follow(self) -> None:
         """Keep up with the router. Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
         said = ""
-        await self._apply(self._known)
         while True:
             try:
                 await self._ask()
@@ -245,45 +260,69 @@ class DeployedFunctions:
             self._asked_at = time.monotonic()
             known = decode_deployments(await self._router.get(PATH))
             if known != self._known:
+                self._known = known
                 await asyncio.to_thread(self._keep, known)
-                await self._apply(known)
+                self._apply_all()
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)  # functions are run from here, by other users
         durable.write(self._directory / "deployments.json", encode(list(known.values())))
 
-    async def _apply(self, known: dict[str, Deployment]) -> None:
-        """Serve what has traffic, stop what has none, and remove what no version names. Clients get a new version only when it is live: then its
-        bindings mean it by the function's name, too."""
+    def _apply_all(self) -> None:
+        """Apply what is known of each function, apart from the others: one whose packages or health call take minutes holds up no other."""
+        self._changed.update(self._known)
+        for name in self._changed - set(self._appliers):
+            self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
+
+    async def _apply_changes(self, name: str) -> None:
+        try:
+            async with self._at_once:
+                while name in self._changed:
+                    self._changed.discard(name)
+                    try:
+                        await self._apply(name)
+                    except Exception:
+                        log.exception("the deployment of %s could not be applied", name)
+        finally:
+            del self._appliers[name]
+
+    async def _apply(self, name: str) -> None:
+        """Serve what has traffic of a function, stop what has none, and remove what no version names."""
+        async with self._applying.setdefault(name, asyncio.Lock()):
+            if name not in self._known:
+                return
+            deployment = self._known[name]
+            wanted = await self._serve(deployment)
+            self._applied[name] = deployment
+            for pool in [*self._serving.functions.pools]:
+                is_its = "@" in pool and pool.partition("@")[0] == name
+                if is_its and pool not in wanted and not self._is_tried(pool):
+                    self._serving.functions.remove(pool)
+            digests = {version.digest for deployment in self._known.values() for version in deployment.versions}
+            in_use = {pool.partition("@")[2].partition(".")[0] for pool in self._serving.functions.pools}
+            await asyncio.to_thread(self._forget, digests, in_use)
+
+    async def _serve(self, deployment: Deployment) -> set[str]:
+        """Serve the versions that have traffic here. Returns their pools."""
         wanted: set[str] = set()
-        for deployment in known.values():
-            if deployment.name not in self._known:
-                self._known = {**self._known, deployment.name: deployment}
-            if deployment.name in self._taken or not deployment.runs_at(self._site):
+        if deployment.name in self._taken or not deployment.runs_at(self._site):
+            return wanted
+        live = None
+        for share in sorted(deployment.shares, key=lambda share: share.percent):
+            version = deployment.version(share.number)
+            if version is None:
                 continue
-            live = None
-            for share in sorted(deployment.shares, key=lambda share: share.percent):
-                version = deployment.version(share.number)
-                if version is None:
-                    continue
-                wanted.add(pool := pool_name(deployment.name, version))
-                try:
-                    await self._ready(deployment.name, version)
-                    live = pool  # the last is the largest
-                except Failure as failure:
-                    log.error("%s", failure.message)
-            if live is not None:
-                self._live(deployment.name, live)
-            elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
-                wanted.add(before)  # what cannot be had here is no reason to answer nothing
-            self._known = {**self._known, deployment.name: deployment}
-        self._known = known
-        served = [name for name in self._serving.functions.pools if "@" in name]
-        for pool in served:
-            if pool not in wanted and pool.partition("@")[0] in self._known and not self._is_tried(pool):
-                self._serving.functions.remove(pool)
-        digests = {version.digest for deployment in self._known.values() for version in deployment.versions}
-        await asyncio.to_thread(self._forget, digests)
+            wanted.add(pool := pool_name(deployment.name, version))
+            try:
+                await self._ready(deployment.name, version)
+                live = pool  # the last is the largest
+            except Failure as failure:
+                log.error("%s", failure.message)
+        if live is not None:
+            self._live(deployment.name, live)
+        elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
+            wanted.add(before)  # what cannot be had here is no reason to answer nothing
+        return wanted
 
     def _live(self, name: str, pool: str) -> None:
         try:
@@ -296,19 +335,20 @@ class DeployedFunctions:
         lock = self._locks.get(pool)
         return lock is not None and lock.locked()
 
-    def _forget(self, digests: set[str]) -> None:
+    def _forget(self, digests: set[str], in_use: set[str]) -> None:
         """Delete folders of versions that no longer exist, an hour after they were fetched: a version that is being tried is in no list."""
         if not self._directory.is_dir():
             return
         for path in self._directory.iterdir():
-            if path.is_dir() and path.name not in digests and time.time() - path.stat().st_mtime > 3600:
+            is_named = path.name in digests or path.name[:DIGEST_CHARS] in in_use
+            if path.is_dir() and not is_named and time.time() - path.stat().st_mtime > 3600:
                 path.with_suffix(HEALTHY).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def pool_name(name: str, version: Version) -> str:
     environment = f".{version.environment}" if version.environment else ""
-    return f"{name}@{version.digest[:16]}{environment}"
+    return f"{name}@{version.digest[:DIGEST_CHARS]}{environment}"
 
 
 def _elsewhere(deployment: Deployment) -> Failure:

@@ -19,6 +19,7 @@ from runtime.functions.host.priority import PriorityClass
 from runtime.functions.host.response_stream import StreamThrottle
 from runtime.functions.host.scratch import Scratch
 from runtime.functions.host.subrequests import SubrequestHandler
+from runtime.functions.host.zygote_client import ZygoteError
 from runtime.functions.manifest import Manifest
 
 _numbers = itertools.count(1)
@@ -44,9 +45,11 @@ class IsolateFactory:
         self._on_subrequest = on_subrequest
         self._reports = reports
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
-        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.uid)
+        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
+        self._user = context.user
         self._has_own_files = context.tier >= 2  # a file system of its own for each isolate
         self._enforcing: asyncio.Future[None] | None = None
+        self._is_closed = False
         self.zygote = PoolZygote(manifest, self.limits, context, packages, self._scratch, reports.new_log)
 
     async def prepare(self) -> None:
@@ -68,6 +71,9 @@ class IsolateFactory:
 
     async def start(self, isolate: IsolateHandle, *, is_on_probation: bool) -> None:
         """Raises ZygoteError and OSError."""
+        await self.zygote.read_imports()  # in a thread: up to 500 files are parsed
+        if self._is_closed:
+            raise ZygoteError("this version is being replaced")
         zygote = self.zygote.get()
         if priority.MAY_RETURN:
             zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
@@ -79,11 +85,13 @@ class IsolateFactory:
             self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._enforcing is not None:
             self._enforcing.cancel()
             await asyncio.gather(self._enforcing, return_exceptions=True)
         self.zygote.close()
         await self._scratch.remove()
+        self._user.release()
 
     def _boot(self) -> Boot:
         main, directory = self._manifest.main, self._manifest.directory

@@ -6,7 +6,7 @@ What it uses is watched from here and not in the isolate (isolate_watch.py).
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from runtime.functions.host.subrequests import SubrequestHandler, Subrequests
 from runtime.functions.host.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
+STOPPED = "stopped"  # the code of a fault that is none of the function's: its process stood still
 
 
 class IsolateHandle:
@@ -128,8 +129,8 @@ class IsolateHandle:
             raise fault_of(failure) from None
 
     async def sent_chunk(self, size: int) -> None:
-        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
-        self.process.history.answered()
+        """Count a piece of a stream, and wait until the next one may be sent."""
+        self.process.history.sent_piece(size)
         await self._throttle.take(size)
 
     def stream_failed(self, fault: Fault) -> None:
@@ -175,7 +176,11 @@ class IsolateHandle:
             self._ending = asyncio.ensure_future(self._end(why, code))
 
     async def _end(self, why: str, code: str) -> None:
-        stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
+        if code == "blocked" and self.process.is_stopped:
+            code, why = STOPPED, f"a signal stopped its process for more than {self.limits.blocked_s:g} s"
+        stack = ""
+        with suppress(OSError):  # a report without a stack is better than an isolate that lives on
+            stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
         sentence = f"the function {self.process.function!r} was ended: {why}"
         detail = f"{sentence}\n{stack}" if stack else sentence
         self._why_ended = Fault(sentence, code=code, status=500, name="LimitExceeded", detail=detail)

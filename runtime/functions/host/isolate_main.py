@@ -85,6 +85,8 @@ class Function:
             what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
             name, detail = type(error).__name__, trouble.text_of(error)
             sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
+            if isinstance(error, PermissionError):
+                sentence += "; functions run as a user of their own: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:

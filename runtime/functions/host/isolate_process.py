@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import ExitStack, suppress
 
+from runtime.functions.host import processes
 from runtime.functions.host.control_messages import Boot, Died
 from runtime.functions.host.faults import Fault, authors_frames, manner_of
 from runtime.functions.host.logs import FunctionLog
@@ -67,6 +68,10 @@ class IsolateProcess:
 
     def memory_mib(self) -> int:
         return 0 if self.child is None else self.child.memory_mib()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.child is not None and processes.is_stopped(self.child.pid)
 
     def kill(self) -> None:
         if self.child is not None:

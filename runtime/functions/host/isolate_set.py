@@ -4,6 +4,7 @@ What they are made from is isolate_factory.py's; which one answers a request is 
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Coroutine
 
@@ -15,6 +16,8 @@ from runtime.functions.host.isolate_handle import IsolateHandle
 from runtime.functions.host.restarts import MAX_WAIT_S, Restarts
 from runtime.functions.host.waiters import Waiters
 from runtime.functions.host.zygote_client import ZygoteError
+
+log = logging.getLogger("pilotlight.function")
 
 
 class IsolateSet:
@@ -88,19 +91,28 @@ class IsolateSet:
         if why := self._factory.zygote.watch(is_asleep=not self.living):
             self._end_zygote(why)
         for isolate in tuple(self.living):
-            if isolate.work.load or isolate.work.background or not isolate.is_ready:
-                is_busy = True
-                isolate.watch()
-            elif isolate.is_retiring or (
-                not isolate.work.sockets and now - isolate.work.idle_since > self._factory.limits.idle_s
-            ):
-                self._retire(isolate)
-            elif isolate.work.sockets:
-                isolate.watch()
-            else:
-                isolate.watch_idle()
+            try:
+                is_busy = self._look(isolate, now) or is_busy
+            except Exception:  # one whose use cannot be measured has no limits
+                log.exception("%s: an isolate cannot be watched and is ended", self._function)
+                isolate.end("what it uses cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy
+
+    def _look(self, isolate: IsolateHandle, now: float) -> bool:
+        """Look at one isolate, or retire it. Returns whether it has work."""
+        if isolate.work.load or isolate.work.background or not isolate.is_ready:
+            isolate.watch()
+            return True
+        if isolate.is_retiring or (
+            not isolate.work.sockets and now - isolate.work.idle_since > self._factory.limits.idle_s
+        ):
+            self._retire(isolate)
+        elif isolate.work.sockets:
+            isolate.watch()
+        else:
+            isolate.watch_idle()
+        return False
 
     def failed(self, isolate: IsolateHandle, fault: Fault) -> None:
         """Tell the author what became of a request, and replace an isolate that has shown that it must be."""

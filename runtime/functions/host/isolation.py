@@ -1,6 +1,5 @@
 """Which tier of isolation the machine offers: tried from the strongest down, and nothing is started below what the site file demands."""
 
-import itertools
 import os
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -9,12 +8,9 @@ from typing import NamedTuple
 from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.oci import Containers
 from runtime.functions.host.site_zygote import SiteZygote
+from runtime.functions.host.user_ids import FunctionUser
 from runtime.functions.host.zygote_client import ZygoteError, ZygoteFactory, try_tier
 from sites.config import ConfigError
-
-UID_BASE = 231_072  # above what systems give to people
-# Each function's own, and apart from those of other sites on this machine: the kernel counts a user's processes, and lets it signal its own.
-_uids = itertools.count(UID_BASE + os.getpid() % 2048 * 256)
 
 
 class IsolationError(ConfigError):
@@ -28,15 +24,13 @@ class Isolation(NamedTuple):
     why_not_more: str
 
 
-def new_uid() -> int | None:
-    """A user of its own for a function; None where this process may not give it one."""
-    return next(_uids) if os.getuid() == 0 else None
-
-
 class IsolationTrial:
-    def __init__(self, zygote: SiteZygote, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, zygote: SiteZygote, user: FunctionUser, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack
+    ) -> None:
         """`stack` closes what a tier needs for as long as it is used."""
         self._zygote = zygote
+        self._user = user
         self._oci_runtime = oci_runtime
         self._state_dir = state_dir
         self._stack = stack
@@ -45,7 +39,6 @@ class IsolationTrial:
         """The strongest tier that works, and where its zygotes come from. Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
-        uid = new_uid()
         for tier in range(max_tier, 0, -1):
             factory: ZygoteFactory = self._zygote
             if tier == 3:
@@ -54,7 +47,9 @@ class IsolationTrial:
                     reasons.append(f"tier 3: {containers}")
                     continue
                 factory = containers
-            limits = Confinement(tier, str(scratch.resolve()), [], str(scratch.resolve()), uid, 256, 16, 64, 64)
+            limits = Confinement(
+                tier, str(scratch.resolve()), [], str(scratch.resolve()), self._user.id, 256, 16, 64, 64
+            )
             why = await try_tier(factory, limits)
             if not why:
                 return _demanded(Isolation(tier, "; ".join(reasons)), min_tier), factory

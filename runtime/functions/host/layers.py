@@ -97,10 +97,7 @@ class Layers:
         """Prune now and then. Never returns."""
         while True:
             await asyncio.sleep(PRUNE_S)
-            try:
-                await self.prune()
-            except OSError as error:
-                log.warning("packages that no function uses could not be deleted: %s", error)
+            await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
         """Return a layer, installed if need be. Several callers at once wait for one installation. Raises LayerError."""

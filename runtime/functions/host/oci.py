@@ -306,7 +306,7 @@ def _mounts(limits: Confinement) -> Iterator[dict[str, Any]]:
     yield {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": dev}
     scratch = ["nosuid", "nodev", "mode=1777", f"size={limits.disk_mib}m", f"nr_inodes={1024 + 64 * limits.disk_mib}"]
     yield {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": scratch}
-    same = confinement.top_most([*confinement.interpreter(), _interpreter(), limits.folder, *limits.layers])
+    same = confinement.top_most([*confinement.interpreter(), _interpreter(), *confinement.opened(limits)])
     for source, target in (*((path, path) for path in same), *_ours()):
         options = ["bind", "ro", "nosuid", "nodev"]
         yield {"destination": target, "type": "bind", "source": source, "options": options}

@@ -17,7 +17,7 @@ from runtime.functions.channel import ExchangeResult, Failure, Inbound, frames
 from runtime.functions.host.author_reports import AuthorReports
 from runtime.functions.host.faults import Fault
 from runtime.functions.host.isolate_factory import IsolateFactory
-from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.isolate_handle import STOPPED, IsolateHandle
 from runtime.functions.host.isolate_set import IsolateSet
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.packages import Packages
@@ -101,8 +101,22 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. Raises Fault."""
+        """Have an isolate handle an event: one for a Durable Object the oldest, since objects of which there is one live there. A request that may be
+        repeated goes to another isolate where the first one's process was stopped. Raises Fault."""
         self.num_asked += 1
+        is_repeatable = body is None and _is_repeatable(event)
+        while True:
+            try:
+                return await self._ask(event, body, is_socket=is_socket)
+            except Fault as fault:
+                if fault.code != STOPPED or not is_repeatable:
+                    self.num_failed += 1
+                    raise
+                is_repeatable = False
+
+    async def _ask(
+        self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None, *, is_socket: bool
+    ) -> ExchangeResult:
         object = object_of(event)
         with ExitStack() as work:
             work.enter_context(self.held())
@@ -117,7 +131,6 @@ class FunctionPool:
             try:
                 return await isolate.ask(event, body, is_socket=is_socket, on_end=work.pop_all().close)
             except Fault as fault:
-                self.num_failed += 1
                 self.isolates.failed(isolate, fault)
                 raise
             finally:
@@ -183,6 +196,10 @@ def object_of(event: frames.FunctionEvent) -> ObjectAddress | None:
     """Return the Durable Object that an event is for."""
     options = event.options if isinstance(event, frames.FetchEvent | frames.RpcEvent) else {}
     return (str(options["object"]), str(options.get("id", ""))) if "object" in options else None
+
+
+def _is_repeatable(event: frames.FunctionEvent) -> bool:
+    return isinstance(event, frames.FetchEvent) and event.method in ("GET", "HEAD") and object_of(event) is None
 
 
 async def _is_started(isolate: IsolateHandle) -> bool:

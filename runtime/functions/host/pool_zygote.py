@@ -11,6 +11,7 @@ from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
 from runtime.functions.host.packages import Packages
 from runtime.functions.host.scratch import Scratch
+from runtime.functions.host.user_ids import FunctionUser
 from runtime.functions.host.zygote_client import FunctionZygote, ZygoteFactory
 from runtime.functions.manifest import Manifest
 
@@ -23,7 +24,7 @@ class PoolContext:
 
     zygotes: ZygoteFactory
     tier: int
-    uid: int | None
+    user: FunctionUser
     scratch: Path
 
 
@@ -102,7 +103,7 @@ class PoolZygote:
             folder=str(self._manifest.directory),
             layers=self._packages.layers,
             scratch=str(self._scratch.path.resolve()),
-            uid=context.uid,
+            uid=context.user.id,
             memory_mib=limits.memory_mib,
             disk_mib=limits.disk_mib,
             open_files=limits.open_files,

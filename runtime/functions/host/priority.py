@@ -25,7 +25,8 @@ PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some
 YIELD_NICE = 10
 HALF_S = 1.0  # after which what was seen counts by half
 PROVEN = 5  # answers, before which an isolate is nobody that one knows
-PROMPT_S = 0.005  # of CPU time for one answer, or one piece of a stream
+PIECE_BYTES = 1 << 10  # of a stream or a WebSocket count as one answer: single bytes would earn priority for nothing
+PROMPT_S = 0.005  # of CPU time for one answer, or PIECE_BYTES of a stream
 PROMPT_SHARE = 0.25  # of a core; who uses more has no claim to come first
 YIELD_S = 0.02
 YIELD_AT_ONCE_S = 0.05  # without an answer, whatever came before
@@ -44,16 +45,21 @@ class CpuHistory:
         """`is_on_probation`: an isolate of the same function computes for long, or has just been ended for what it did; this one gives way until it
         has proven itself."""
         self._is_on_probation = is_on_probation
-        self.num_answers = 0  # ever
+        self.num_answers = 0.0  # ever
         self._answers = 0.0  # lately
         self._spent_s = 0.0  # lately
         self._since_answer_s = 0.0
         self._seen_at = 0.0
 
-    def answered(self) -> None:
-        self.num_answers += 1
-        self._answers += 1.0
-        self._since_answer_s = 0.0
+    def answered(self, share: float = 1.0) -> None:
+        """Count an answer, or a share of one."""
+        self.num_answers += share
+        self._answers += share
+        self._since_answer_s *= 1.0 - share
+
+    def sent_piece(self, size: int) -> None:
+        """Count a piece of a stream by its bytes."""
+        self.answered(min(1.0, size / PIECE_BYTES))
 
     def spent(self, seconds: float, now: float) -> None:
         fading = 0.5 ** ((now - self._seen_at) / HALF_S) if self._seen_at else 1.0

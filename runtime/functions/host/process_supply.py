@@ -4,7 +4,6 @@ packages that functions ask for.
 Use as `async with`. Tiers are tried at the start; below what the site file demands nothing is started.
 """
 
-import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -13,12 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.functions.host.interpreters import OWN, Interpreters, InterpreterZygote
-from runtime.functions.host.isolation import Isolation, IsolationTrial, new_uid
+from runtime.functions.host.isolation import Isolation, IsolationTrial
 from runtime.functions.host.layers import LayerBudget, Layers, requirements_of
 from runtime.functions.host.pool_zygote import PoolContext
 from runtime.functions.host.site_zygote import SiteZygote
+from runtime.functions.host.user_ids import FunctionUser, UserIds
 from runtime.functions.host.zygote_client import ZygoteFactory
 from runtime.functions.manifest import Manifest
+from wire import background
 
 
 class Provision(NamedTuple):
@@ -41,6 +42,7 @@ class ProcessSupply:
         self._oci_runtime = oci_runtime
         self._state_dir = state_dir
         self._layers = Layers(Path(), layer_budget)
+        self._user_ids = UserIds()
         self._zygote = SiteZygote()
         self._zygotes: ZygoteFactory = self._zygote
         self._interpreters = Interpreters(self._zygote, self._layers)
@@ -57,10 +59,12 @@ class ProcessSupply:
             self._zygote.start()
             stack.callback(self._zygote.stop)
             stack.callback(self._interpreters.stop)
-            trial = IsolationTrial(self._zygote, self._oci_runtime, self._state_dir, stack)
+            stack.callback(self._user_ids.close)
+            trial = IsolationTrial(
+                self._zygote, FunctionUser(self._user_ids), self._oci_runtime, self._state_dir, stack
+            )
             self.isolation, self._zygotes = await trial.best(*self._tiers)
-            pruning = asyncio.create_task(self._layers.keep_pruned(), name="functions' layers")
-            stack.callback(pruning.cancel)
+            await stack.enter_async_context(background.running(self._layers.keep_pruned, "deleting unused packages"))
             self._stack = stack.pop_all()
         return self
 
@@ -74,7 +78,9 @@ class ProcessSupply:
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
         other = None if layers or is_contained else self._interpreters.wanted_by(pool, manifest.directory)
-        context = PoolContext(other or self._zygotes, self.isolation.tier, new_uid(), self._state_dir / "scratch")
+        context = PoolContext(
+            other or self._zygotes, self.isolation.tier, FunctionUser(self._user_ids), self._state_dir / "scratch"
+        )
         user = object()
         install = partial(self._install, user, requirements, other) if requirements or other else None
 

@@ -57,6 +57,14 @@ def pid_of(pidfd: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Pid:")), 0)
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process stands still by a signal, as SIGSTOP, or under a debugger."""
+    try:
+        return _read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def parent_of(pid: int) -> int | None:
     """Return a process's parent; None for one that has ended by now."""
     if pid <= 0:

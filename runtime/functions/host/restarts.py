@@ -22,7 +22,7 @@ class Restarts:
 
     def pause_s(self, now: float) -> float:
         """Seconds until the next may start; 0: it may."""
-        beyond = self._num_bad - FREE
+        beyond = self._num_bad - FREE - 1
         if beyond < 0 or self._ended_at is None:
             return 0.0
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(beyond, 16))

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.user_ids import FunctionUser
 
 LOOK_S = 0.25  # between two looks at what was written
 
 
 class Scratch:
-    def __init__(self, path: Path, limit_mib: int, uid: int | None) -> None:
+    def __init__(self, path: Path, limit_mib: int, user: FunctionUser) -> None:
         self.path = path
         self._limit_mib = limit_mib
-        self._uid = uid
+        self._user = user
 
     def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        if self._uid is not None:
-            os.chown(self.path, self._uid, self._uid)
+        if (uid := self._user.id) is not None:
+            os.chown(self.path, uid, uid)
 
     async def enforce(self, isolates: Sequence[IsolateHandle]) -> None:
         """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, supp
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from runtime.functions.host.subrequests import Dial
 from runtime.functions.host.tails import Tails
 from runtime.functions.host.zygote_budget import ZygoteBudget
 from runtime.functions.manifest import Manifest
+from wire import background
 
 log = logging.getLogger("pilotlight.function")
 
@@ -78,6 +80,7 @@ class SiteFunctions:
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # whose error has been logged
         self._requested = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -93,9 +96,9 @@ class SiteFunctions:
             await stack.enter_async_context(self._egress)
             stack.push_async_callback(self._close_all)
             served = self.pools.values()
-            preparing = self._zygote_budget.prepare(lambda pool: pool in served)
-            for work in (self._watch(), preparing):
-                stack.callback(asyncio.create_task(work, name="functions' watch").cancel)
+            preparing = partial(self._zygote_budget.prepare, lambda pool: pool in served)
+            await stack.enter_async_context(background.running(self._watch, "the watch over functions' limits"))
+            await stack.enter_async_context(background.running(preparing, "preparing functions"))
             self._stack = stack.pop_all()
         return self
 
@@ -237,8 +240,7 @@ class SiteFunctions:
         while True:
             is_busy = False
             for pool in tuple(self.pools.values()):
-                is_busy = pool.isolates.watch() or is_busy
-                self._tell_cpu(pool)
+                is_busy = self._look(pool) or is_busy
             self._zygote_budget.trim(self.pools.values())
             if not is_busy:
                 self._requested.clear()
@@ -246,6 +248,18 @@ class SiteFunctions:
                     async with asyncio.timeout(IDLE_S):
                         await self._requested.wait()
             await asyncio.sleep(WATCH_S)
+
+    def _look(self, pool: FunctionPool) -> bool:
+        """Look at one function. Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        try:
+            is_busy = pool.isolates.watch()
+            self._tell_cpu(pool)
+        except Exception:
+            if pool not in self._unwatched:
+                log.exception("%s: its limits cannot be watched", pool.manifest.name)
+            self._unwatched.add(pool)
+            return True
+        return is_busy
 
     def _tell_cpu(self, pool: FunctionPool) -> None:
         if spent_s := pool.isolates.spent_cpu_s():

@@ -30,13 +30,13 @@ class Served:
 
     def __init__(self, functions: SiteFunctions, folder: Path) -> None:
         self.functions = functions
-        self._folder = folder
+        self.folder = folder
 
     def add(
         self, source: str, name: str = "f", manifest: str = "", limits: dict[str, Any] | None = None, **files: str
     ) -> None:
         """`limits`: its own, where the site's are not meant."""
-        folder = self._folder / name
+        folder = self.folder / name
         (folder / "src").mkdir(parents=True, exist_ok=True)
         (folder / "src/entry.py").write_text(dedent(source))
         (folder / "wrangler.toml").write_text(f'name = "{name}"\nmain = "src/entry.py"\n{dedent(manifest)}')

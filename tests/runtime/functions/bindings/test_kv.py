@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from runtime.functions.bindings.binding import BindingError
+from runtime.functions.bindings.binding import BindingError, MemoryBudget
 from runtime.functions.bindings.kv import MAX_VALUE_BYTES, SCHEMA, KVNamespace
 from runtime.functions.channel import Failure
+from tests.asgi import eventually
 from tests.clock import Clock
 from tests.runtime.functions.bindings.conftest import Wire
 from wire.database import Database, create
@@ -279,7 +280,7 @@ async def test_a_full_namespace_says_so_and_still_reads_and_deletes(wire: Wire) 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from runtime.functions.bindings.binding import BindingError
+from runtime.functions.bindings.binding import BindingError, MemoryBudget
 from wire.database import Database, create
 from runtime.functions.bindings.kv import SCHEMA, KVNamespace
 
@@ -347,3 +348,31 @@ async def test_metadata_is_json_for_every_reader(wire: Wire) -> None:
     for metadata in ("text", 5, [1, {"a": None}], {"ü": "\U0001f600"}, False):
         await kv.put("k", "v", metadata=metadata)
         assert json.dumps((await kv.get_with_metadata("k")).metadata) == json.dumps(metadata)
+
+
+async def test_values_that_are_streamed_at_once_hold_a_bounded_number_of_bytes(wire: Wire) -> None:
+    memory = MemoryBudget(1000)
+    wired = await wire(KV, memory=memory)
+    kv, go = wired.env["KV"], asyncio.Event()
+
+    async def slowly(size: int) -> AsyncIterator[bytes]:
+        yield bytes(size)
+        await go.wait()
+
+    puts = [asyncio.ensure_future(kv.put(f"k{n}", slowly(400))) for n in range(5)]
+    await eventually(lambda: sum(put.done() for put in puts) == 3)
+    assert memory.used == 800
+    go.set()
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert [(each.status, each.code) for each in refused] == [(429, "overloaded")] * 3
+    assert memory.used == 0
+    await kv.put("large", bytes(900_000))
+    one = await kv.get("large", "stream")
+    with pytest.raises(Failure, match="open calls hold 900000 bytes already, of at most 1000"):
+        await kv.get("large", "stream")
+    assert len(await one.bytes()) == 900_000
+    await eventually(lambda: memory.used == 0)
+    left = await kv.get("large", "stream")
+    await left.cancel()
+    await eventually(lambda: memory.used == 0)

@@ -1,5 +1,6 @@
 """R2's objects as files: hostile keys, readers of what is gone, full disks, deaths, and what nobody completes."""
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -13,12 +14,17 @@ from typing import Any, cast
 import pytest
 
 from runtime.functions.bindings.r2 import R2Bucket as Bucket
-from runtime.functions.bindings.r2_files import STRAY_AFTER_S, FileStore
+from runtime.functions.bindings.r2_files import CHUNK_BYTES, STRAY_AFTER_S, FileStore
 from runtime.functions.bindings.r2_objects import ByteRange, Details, ObjectHead, R2Error
 from runtime.functions.channel import Failure
+from tests.asgi import eventually
 from tests.runtime.functions.bindings.conftest import Wire
 from tests.runtime.functions.bindings.r2_bucket import MIB, R2, files, read
 from workers.bindings.r2 import R2Bucket, R2ObjectBody
+
+
+async def part(size: int) -> AsyncIterator[bytes]:
+    yield b"x" * size
 
 
 @pytest.fixture
@@ -268,9 +274,6 @@ async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> No
 
 
 async def test_a_part_that_is_sent_again_and_an_upload_that_is_given_up_take_no_more_room(tmp_path: Path) -> None:
-    async def part(size: int) -> AsyncIterator[bytes]:
-        yield b"x" * size
-
     store = FileStore(tmp_path, 10)
     try:
         upload_id = await store.create_upload("k", Details())
@@ -285,5 +288,68 @@ async def test_a_part_that_is_sent_again_and_an_upload_that_is_given_up_take_no_
         assert await store.put("other", part(10), Details(), None, None) is not None
         await store.delete(["other"])
         assert await store.put("other", part(10), Details(), None, None) is not None
+    finally:
+        await store.close()
+
+
+async def test_files_that_are_still_being_written_count_against_the_bucket(tmp_path: Path) -> None:
+    may_end, num_held = asyncio.Event(), 0
+
+    async def held_open() -> AsyncIterator[bytes]:
+        nonlocal num_held
+        for _ in range(MIB // CHUNK_BYTES):
+            yield b"x" * CHUNK_BYTES
+        num_held += 1
+        await may_end.wait()
+
+    def written() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "files").rglob("*") if path.is_file())
+
+    store = FileStore(tmp_path, 4 * MIB)
+    try:
+        await store.put("there", part(MIB), Details(), None, None)
+        upload_id = await store.create_upload("parts", Details())
+        tasks: list[asyncio.Future[object]] = []
+        for n in range(10):
+            for put in (
+                store.put(f"k{n}", held_open(), Details(), None, None),
+                store.put_part("parts", upload_id, n, held_open()),
+            ):
+                tasks.append(asyncio.ensure_future(put))
+                await eventually(lambda: num_held + sum(task.done() for task in tasks) == len(tasks))
+        assert written() == 4 * MIB
+        may_end.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, R2Error)]
+        assert (len(refused), {refusal.word for refusal in refused}) == (17, {"storage_full"})
+        assert written() == 4 * MIB
+    finally:
+        await store.close()
+
+
+async def test_room_of_a_write_that_is_given_up_is_free_again_and_a_replaced_object_gives_its_own_once(
+    tmp_path: Path,
+) -> None:
+    may_end = asyncio.Event()
+
+    async def held_open() -> AsyncIterator[bytes]:
+        yield b"x" * 4 * MIB
+        await may_end.wait()
+
+    store = FileStore(tmp_path, 4 * MIB)
+    try:
+        left = asyncio.ensure_future(store.put("k", held_open(), Details(), None, None))
+        await eventually(lambda: any(path.stat().st_size for path in (tmp_path / "files").rglob("*.part")))
+        with pytest.raises(R2Error, match="the bucket is full"):
+            await store.put("other", part(1), Details(), None, None)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        await store.put("k", part(4 * MIB), Details(), None, None)
+        again = asyncio.ensure_future(store.put("k", held_open(), Details(), None, None))
+        await eventually(lambda: any(path.stat().st_size for path in (tmp_path / "files").rglob("*.part")))
+        with pytest.raises(R2Error, match="the bucket is full"):
+            await store.put("k", part(1), Details(), None, None)
+        may_end.set()
+        assert await again is not None
     finally:
         await store.close()

@@ -1,6 +1,9 @@
 """Vars and secrets: what a function sees, and what lies on the disk."""
 
 import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,34 @@ def test_secrets_are_kept_and_no_file_shows_them(tmp_path: Path) -> None:
         assert b"s3cret" not in path.read_bytes()
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent == tmp_path / "bindings" / "secret"
+
+
+PUT = """
+import sys
+from pathlib import Path
+from runtime.functions.bindings.secret_store import SecretStore
+
+store = SecretStore(Path(sys.argv[1]))
+sys.stdin.readline()
+for n in range(20):
+    store.put("hello", f"{sys.argv[2]}{n}", "x")
+"""
+
+
+def test_secrets_that_several_processes_put_at_once_are_all_kept(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        putting = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", PUT, str(tmp_path), name], stdin=subprocess.PIPE, text=True)
+            )
+            for name in "AB"
+        ]
+        for process in putting:
+            assert process.stdin is not None
+            process.stdin.write("now\n")
+            process.stdin.flush()
+        assert [process.wait() for process in putting] == [0, 0]
+    assert len(SecretStore(tmp_path).names("hello")) == 40
 
 
 def test_a_secret_opens_only_with_its_key_and_in_its_place(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Vectorize: what is found against every distance computed, filters, limits, and what a restart finds."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,12 @@ def cosine(one: Any, other: Any) -> float:
     return float(np.dot(one, other) / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
+@pytest.fixture(params=[64, vectorize.BLOCK_BYTES])
+def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorize, "BLOCK_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("block_bytes")
 async def test_the_nearest_are_those_of_the_highest_cosine(wire: Wire) -> None:
     index = (await wire(INDEX)).env["V"]
     random = np.random.default_rng(1)
@@ -34,6 +41,25 @@ async def test_the_nearest_are_those_of_the_highest_cosine(wire: Wire) -> None:
     assert await index.describe() == {"dimensions": 17, "vectorCount": 199, "metric": "cosine"}
 
 
+async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorize, "BLOCK_BYTES", 64 << 10)
+    index = (await wire(INDEX)).env["V"]
+    vectors = np.random.default_rng(1).normal(size=(2000, 256))
+    for start in (0, 1000):
+        rows = vectors[start : start + 1000].tolist()
+        await index.upsert([{"id": f"{start + n}", "values": row} for n, row in enumerate(rows)])
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            assert (await index.query(vectors[7].tolist(), topK=1)).matches[0].id == "7"
+            await index.upsert([{"id": "7", "values": vectors[7].tolist()}])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20, "the index has 2 MiB"
+
+
+@pytest.mark.usefixtures("block_bytes")
 async def test_namespaces_and_filters_choose_before_the_nearest_are_counted(wire: Wire) -> None:
     index = (await wire(INDEX)).env["V"]
     await index.upsert(

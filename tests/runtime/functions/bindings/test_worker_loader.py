@@ -1,9 +1,12 @@
 """Dynamic workers through real isolates: a function of its own for code that a function gives."""
 
 import json
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +104,30 @@ async def test_loaded_workers_go_with_their_loader(served: Served) -> None:
     await served.get("/fetch")
     served.functions.remove("f")
     await eventually(lambda: not served.functions.pools)
+
+
+async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_loop: list[str] = []
+
+    def num_folders() -> int:
+        return sum("worker_loader" in str(path) for path in tmp_path.rglob("main.py"))
+
+    def note(name: str, work: Any) -> Any:
+        def noted(*args: Any, **options: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and "worker_loader" in str(args[0]):
+                on_the_loop.append(name)
+            return work(*args, **options)
+
+        return noted
+
+    monkeypatch.setattr(worker_loader, "MAX_LOADED", 2)
+    monkeypatch.setattr(shutil, "rmtree", note("rmtree", shutil.rmtree))
+    monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
+    for number in range(7):
+        assert await served.get(f"/fetch?id={number}")
+    assert (on_the_loop, num_folders()) == ([], 4), "those loaded, and as many that may have open requests"
+    served.functions.remove("f")
+    await eventually(lambda: not num_folders())
+    assert on_the_loop == []

@@ -52,10 +52,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def met(answer: Callable[..., Any], **options: Any) -> AsyncIterator[Peer]:
+async def met(answer: Callable[..., Any], *, is_runtime: bool = False, **options: Any) -> AsyncIterator[Peer]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    channel = await Channel.open(ours, answer, is_runtime=False, **options)
+    channel = await Channel.open(ours, answer, is_runtime=is_runtime, **options)
     try:
         yield Peer(channel, theirs)
     finally:
@@ -274,6 +274,35 @@ async def test_as_many_exchanges_may_be_open_as_was_said_and_one_that_has_ended_
         await peer.hear(3)
         peer.say(BindingCall(8, "X", "m"))
         assert (await peer.hear(4))[3] == Reply(8, "done")
+
+
+async def test_open_requests_and_unread_replies_may_hold_so_many_bytes_together() -> None:
+    go = asyncio.Event()
+
+    async def answers(frame: frames.Request, body: Inbound | None) -> Any:
+        assert isinstance(frame, BindingCall)
+        if frame.method == "put":
+            await go.wait()
+            return "done"
+        return bytes(400)
+
+    async with met(answers, is_runtime=True, max_held_bytes=1200) as peer:
+        peer.say(*(BindingCall(id, "X", "put", [bytes(400)]) for id in (1, 3, 5)))
+        (refused,) = await peer.hear(1)
+        assert isinstance(refused, Fail)
+        assert (refused.id, refused.code, refused.status) == (5, "overloaded", 429)
+        go.set()
+        await peer.hear(3)
+        peer.channel.pause_writing()  # the isolate reads nothing
+        peer.say(*(BindingCall(id, "X", "get") for id in (7, 9, 11, 13)))
+        await eventually(lambda: peer.channel._held_bytes > 800)
+        await asyncio.sleep(0)
+        peer.channel.resume_writing()
+        heard = (await peer.hear(7))[3:]
+        assert sorted(type(frame).__name__ for frame in heard) == ["Fail", "Fail", "Reply", "Reply"]
+        await eventually(lambda: peer.channel._held_bytes == 0)
+        peer.say(BindingCall(15, "X", "put", [bytes(5000)]))
+        assert (await peer.hear(8))[7] == Reply(15, "done"), "one alone may be as large as a frame"
 
 
 async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_room() -> None:

@@ -50,6 +50,23 @@ async def test_a_window_may_wait_for_its_reader_and_not_a_byte_more() -> None:
         stream.push(b"x")
 
 
+async def test_an_empty_piece_breaks_the_protocol() -> None:
+    stream, _ = inbound(Written())
+    with pytest.raises(FrameError, match="empty"):
+        stream.push(b"")
+
+
+async def test_small_pieces_that_wait_are_joined_so_that_a_window_is_few_of_them() -> None:
+    stream, _ = inbound(Written())
+    sent = bytes(range(256)) * (WINDOW_BYTES // 256)
+    for n in range(WINDOW_BYTES):
+        stream.push(sent[n : n + 1])
+    stream.end()
+    pieces = [piece async for piece in stream]
+    assert b"".join(pieces) == sent
+    assert len(pieces) <= 128
+
+
 async def test_credit_is_given_for_what_was_taken_half_a_window_at_a_time_and_none_behind_the_end() -> None:
     written = Written()
     stream, _ = inbound(written)
@@ -117,9 +134,9 @@ async def test_a_reader_that_leaves_tells_it_once_and_what_comes_later_is_droppe
 
 
 async def test_a_body_may_be_as_large_as_its_limit_and_beyond_it_nobody_reads_on() -> None:
-    for more, is_refused in ((b"", False), (b"c", True)):
+    for last, is_refused in ((b"b", False), (b"bc", True)):
         stream, left = inbound(Written())
-        for piece in (b"a" * 60, b"b" * 40, more):
+        for piece in (b"a" * 60, b"b" * 39, last):
             stream.push(piece)
         if is_refused:
             with pytest.raises(Failure, match="more than 100 bytes") as refused:

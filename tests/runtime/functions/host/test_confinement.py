@@ -12,7 +12,8 @@ import pytest
 
 from runtime.functions.host import confinement, system
 from runtime.functions.host.confinement import EXTRA_ADDRESS_SPACE, SIGNALS, Confinement, namespaces, top_most
-from tests.runtime.functions.conftest import Served
+from runtime.functions.host.faults import Fault
+from tests.runtime.functions.conftest import Served, ServedMaker
 
 GROUP = 54_321
 SOURCE = """
@@ -54,6 +55,47 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
     assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")
+@pytest.mark.parametrize("tier", [1, 2])
+async def test_a_function_runs_from_a_folder_that_is_closed_to_others_and_sees_no_more_than_if_it_were_open(
+    tier: int, make_served: ServedMaker
+) -> None:
+    source = """
+        import os, helper
+        from workers import Response, WorkerEntrypoint
+
+        class Default(WorkerEntrypoint):
+            async def fetch(self, request):
+                folder = os.path.dirname(os.path.dirname(__file__))
+                try:
+                    keys = os.listdir(folder + "/.ssh")
+                except PermissionError as error:
+                    keys = type(error).__name__
+                return Response.json([helper.WORD, keys, sorted(os.listdir(folder))])
+    """
+    async with make_served(tier=tier) as served:
+        folder = served.folder / "f"
+        (folder / ".ssh").mkdir(parents=True, mode=0o700)
+        folder.chmod(0o700)
+        served.add(source, python_modules__helper_dot_py="WORD = 'helped'")
+        (folder / "python_modules").chmod(0o700)
+        found = json.loads(await served.get())
+    assert found == ["helped", "PermissionError", [".ssh", "python_modules", "src", "wrangler.toml"]]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")
+@pytest.mark.parametrize(("closed", "mode"), [("src", 0o700), ("src/entry.py", 0o600)])
+@pytest.mark.parametrize("tier", [1, 2])
+async def test_a_file_that_the_functions_user_cannot_read_is_named_with_what_to_run(
+    tier: int, closed: str, mode: int, make_served: ServedMaker
+) -> None:
+    async with make_served(tier=tier) as served:
+        served.add("from workers import *")
+        (served.folder / "f" / closed).chmod(mode)
+        with pytest.raises(Fault, match=r"entry\.py cannot be imported: PermissionError.*run chmod -R go\+rX"):
+            await served.get()
 
 
 def limits(tier: int = 2, uid: int | None = 7, **more: Any) -> Confinement:

@@ -60,6 +60,7 @@ class Functions:
         self.failure: Failure | None = None
         self.calls: list[str] = []
         self.of_others: set[str] = set()
+        self.slow: dict[str, asyncio.Event] = {}
         self.streamed: list[bytes] = []
         self.functions = self
 
@@ -81,6 +82,8 @@ class Functions:
 
     async def fetch(self, pool: str, event: FetchEvent) -> Response:
         self.calls.append(event.url)
+        if (may_answer := self.slow.get(pool.partition("@")[0])) is not None:
+            await may_answer.wait()
         if self.failure is not None:
             raise self.failure
 
@@ -136,6 +139,37 @@ async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_long
         with pytest.raises(Failure, match="runs at the site iad1 alone") as refused:
             await site.deployed.pool_of("f", "key")
         assert (refused.value.code, refused.value.status) == ("not_found", 421)
+
+
+async def test_a_slow_function_holds_back_no_other_and_no_request_for_an_unknown_name(site: Site) -> None:
+    slow, other, late = site.version(1, "slow"), site.version(1, "other"), site.version(1, "late")
+    may_answer = site.functions.slow["slow"] = asyncio.Event()
+    site.router.deploy("slow", (slow, 100.0))
+    site.router.deploy("other", (other, 100.0))
+    site.now += 60.0
+    async with asyncio.timeout(30.0):
+        assert await site.deployed.pool_of("unknown", "key") is None
+        await eventually(lambda: "other" in site.functions.names)
+        site.router.deploy("late", (late, 100.0))
+        site.now += 60.0
+        assert await site.deployed.pool_of("late", "key") == pool_name("late", late)
+        await eventually(lambda: "late" in site.functions.names)
+        assert "slow" not in site.functions.names
+        may_answer.set()
+        await eventually(lambda: site.functions.names.get("slow") == pool_name("slow", slow))
+
+
+async def test_what_changes_while_a_function_is_started_is_applied_afterwards(site: Site) -> None:
+    first, second = site.version(1), site.version(2)
+    may_answer = site.functions.slow["f"] = asyncio.Event()
+    for revision, version in enumerate((first, second, first, second), 1):
+        site.router.deploy("f", (version, 100.0), revision=revision)
+        site.now += 60.0
+        assert await site.deployed.pool_of("unknown", "key") is None
+        await asyncio.sleep(0)
+    may_answer.set()
+    await eventually(lambda: site.functions.names.get("f") == pool_name("f", second))
+    await eventually(lambda: set(site.functions.pools) == {pool_name("f", second)})
 
 
 async def test_a_function_without_traffic_is_not_served(site: Site) -> None:

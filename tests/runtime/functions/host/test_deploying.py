@@ -130,6 +130,24 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
     await network.site.is_idle()
 
 
+async def test_a_deployment_says_what_it_waits_for_while_it_waits(
+    network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.functions.cli.deploy.PROGRESS_S", 0.01)
+    network.write("one")
+    await network.deploy()
+    said = capsys.readouterr().out.splitlines()
+    waiting = [line for line in said if line.startswith("greeter: its sites start it and call GET /")]
+    assert (waiting[0], waiting[-1].endswith(" s so far")) == ("greeter: its sites start it and call GET /", True)
+    assert "greeter: version 1 has 100 %" in said
+    (network.folder / "requirements.txt").write_text("a==1\nb==1\nc==1\nd==1\n")
+    monkeypatch.setattr(
+        network.api, "send", lambda *sent: {"revision": 1, "versions": [], "shares": [], "name": "greeter"}
+    )
+    await network.deploy()
+    assert "its sites install 4 packages (a==1, b==1, c==1, ...), start it" in capsys.readouterr().out
+
+
 async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
     network: Network, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,14 +225,14 @@ async def test_a_function_reads_nothing_of_its_neighbours_or_the_sites(sites: Si
     source = hostile("return Response(open(request.headers['x-path']).read())")
     served = sites[tier]
     served.add(source, "bad", limits={})
-    secret = served._folder / "secret"
+    secret = served.folder / "secret"
     secret.write_text("the site's own")
     secret.chmod(0o600)
     for path in (str(secret), "/etc/shadow"):
         fault = await fault_of(served, headers=[("x-path", path)])
         assert fault.name in ("PermissionError", "FileNotFoundError")
     if tier == 2:  # other users' readable files are hidden too
-        neighbour = str(served._folder / "good/src/entry.py")
+        neighbour = str(served.folder / "good/src/entry.py")
         for path in (neighbour, "/etc/passwd", "/proc/1/environ"):
             assert (await fault_of(served, headers=[("x-path", path)])).name == "FileNotFoundError"
 

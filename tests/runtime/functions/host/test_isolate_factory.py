@@ -10,6 +10,8 @@ import pytest
 from runtime.functions.host import isolate_factory
 from runtime.functions.host.isolate_factory import IsolateFactory
 from runtime.functions.host.priority import PriorityClass
+from runtime.functions.host.user_ids import FunctionUser, UserIds
+from runtime.functions.host.zygote_client import ZygoteError
 from runtime.functions.manifest import BindingDeclaration, Manifest
 
 
@@ -23,10 +25,21 @@ class Made:
         self.factory._manifest = Manifest("hello", folder, folder / main, declared)
         self.factory._packages = cast("Any", SimpleNamespace(layers=["/layer"]))
         self.factory._enforcing = None
+        self.factory._is_closed = False
         self.factory._has_own_files = False
         zygote = SimpleNamespace(set_priority=self.told.append)
-        self.factory.zygote = cast("Any", SimpleNamespace(close=lambda: self.told.append("closed"), get=lambda: zygote))
+        self.factory.zygote = cast(
+            "Any",
+            SimpleNamespace(
+                close=lambda: self.told.append("closed"), get=lambda: zygote, read_imports=self.read_imports
+            ),
+        )
+        self.factory._user = FunctionUser(UserIds(is_root=False))
         self.factory._scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
+
+    async def read_imports(self) -> None:
+        self.told.append("imports")
+        await asyncio.sleep(0)
 
     async def removed(self) -> None:
         self.told.append("removed")
@@ -34,6 +47,17 @@ class Made:
     async def enforced(self, isolates: Any) -> None:
         self.told.append(("enforced", len(isolates)))
         await asyncio.Event().wait()
+
+
+async def test_a_version_that_is_closed_while_its_imports_are_read_makes_no_zygote() -> None:
+    made = Made()
+    isolate = cast("Any", SimpleNamespace())
+    starting = asyncio.ensure_future(made.factory.start(isolate, is_on_probation=False))
+    await asyncio.sleep(0)
+    assert made.told == ["imports"]
+    await made.factory.close()
+    with pytest.raises(ZygoteError, match="is being replaced"):
+        await starting
 
 
 async def test_what_a_version_has_had_ends_with_it_and_its_files_go_last() -> None:
@@ -78,6 +102,8 @@ async def test_an_isolate_finds_its_own_modules_before_packages_and_hears_of_no_
         for is_on_probation in (True, False):
             await made.factory.start(isolate, is_on_probation=is_on_probation)
         classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
-        assert made.told == (classes if may_return else []), "there is no way back from giving way without root"
+        assert [each for each in made.told if each != "imports"] == (classes if may_return else []), (
+            "there is no way back from giving way without root"
+        )
         assert started[0].sys_path == path
         assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]

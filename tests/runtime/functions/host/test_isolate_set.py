@@ -29,6 +29,7 @@ class Isolate:
         self.is_ready = self.is_usable = True
         self.is_retiring = self.is_tainted = self.lags = self.has_answered = self.is_closed = False
         self.looks: list[str] = []
+        self.ended = ""
         self.gone = asyncio.Event()
 
     def watch(self) -> None:
@@ -36,6 +37,9 @@ class Isolate:
 
     def watch_idle(self) -> None:
         self.looks.append("idle")
+
+    def end(self, why: str, code: str) -> None:
+        self.ended = code
 
     async def close(self) -> None:
         self.is_closed = True
@@ -193,6 +197,19 @@ async def test_one_that_is_gone_by_itself_is_counted_once_and_its_time_is_told(k
     assert kept.factory.probations == [False, True], "behind one that ended badly"
 
 
+async def test_one_that_cannot_be_watched_is_ended_and_the_others_are_watched(kept: Kept) -> None:
+    isolates = [await kept.started() for _ in range(3)]
+
+    def fail() -> None:
+        raise RuntimeError("no /proc")
+
+    isolates[1].watch_idle = fail  # type: ignore[method-assign]
+    isolates[2].work.begin(1)
+    assert kept.isolates.watch() is True
+    assert [isolate.looks for isolate in isolates] == [["idle"], [], ["at work"]]
+    assert [isolate.ended for isolate in isolates] == ["", "unwatched", ""]
+
+
 @pytest.mark.parametrize("why", ["is_deprioritized", "lags"])
 async def test_beside_one_that_computes_for_long_the_next_is_on_probation(kept: Kept, why: str) -> None:
     isolate = await kept.started()
@@ -204,7 +221,7 @@ async def test_beside_one_that_computes_for_long_the_next_is_on_probation(kept: 
 
 
 async def test_a_function_that_cannot_be_imported_is_not_tried_again_and_again(kept: Kept) -> None:
-    for number in range(FREE):
+    for number in range(FREE + 1):
         isolate = await kept.started()
         kept.fails(isolate, Fault(f"import {number}", code="import_failed", name="E", detail="where"))
         kept.fails(isolate, Fault("again", code="import_failed"))
@@ -215,12 +232,12 @@ async def test_a_function_that_cannot_be_imported_is_not_tried_again_and_again(k
     with pytest.raises(Fault) as raised:
         await kept.isolates.start()
     assert (raised.value.message, raised.value.code) == ("again", "import_failed")
-    assert len(kept.told) == 2 * FREE
+    assert len(kept.told) == 2 * (FREE + 1)
 
 
 async def test_processes_that_end_one_after_the_other_make_requests_wait_and_then_refuse_them(kept: Kept) -> None:
     now = asyncio.get_running_loop().time()
-    for _ in range(FREE):
+    for _ in range(FREE + 1):
         kept.isolates.restarts.ended_badly(now, had_answered=False)
     assert await kept.isolates.start() is None, "it has waited"
     assert kept.factory.made == []
@@ -255,9 +272,9 @@ async def test_a_zygote_that_does_what_it_must_not_is_ended_and_its_author_is_to
     if lives:
         await kept.started()
     kept.factory.zygote.why_to_end = "it forks"
-    for _ in range(FREE):
+    for _ in range(FREE + 1):
         kept.isolates.watch()
-    assert kept.factory.zygote.failed == ["it forks"] * FREE
+    assert kept.factory.zygote.failed == ["it forks"] * (FREE + 1)
     assert {(fault.code, fault.message) for fault in kept.told} == {
         ("packages", "the function 'f' was ended: it forks")
     }

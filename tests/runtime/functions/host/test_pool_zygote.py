@@ -14,6 +14,7 @@ from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.logs import FunctionLog
 from runtime.functions.host.pool_zygote import SETTLED_S, PoolContext, PoolZygote
 from runtime.functions.host.scratch import Scratch
+from runtime.functions.host.user_ids import FunctionUser, UserIds
 from runtime.functions.host.zygote_client import ZygoteError
 
 LIMITS = FunctionLimits(memory_mib=64, disk_mib=16, open_files=99, threads=7, max_isolates=3)
@@ -48,8 +49,9 @@ class Made:
         self.refuses = False
         (folder / "entry.py").write_text("import json")
         manifest: Any = SimpleNamespace(directory=folder, main=folder / "entry.py")
-        self.scratch = Scratch(folder / "scratch", 16, None)
-        context = PoolContext(cast(Any, self), tier, None, folder / "scratch")
+        user = FunctionUser(UserIds(is_root=False))
+        self.scratch = Scratch(folder / "scratch", 16, user)
+        context = PoolContext(cast(Any, self), tier, user, folder / "scratch")
         packages: Any = SimpleNamespace(layers=["/layer"])
         self.zygote = PoolZygote(manifest, LIMITS, context, packages, self.scratch, self._new_log)
 

@@ -14,6 +14,7 @@ import pytest
 from runtime.functions.host import priority
 from runtime.functions.host.priority import (
     OWN_NICE,
+    PIECE_BYTES,
     PROMPT_NICE,
     PROMPT_SLICE_NS,
     PROVEN,
@@ -68,6 +69,20 @@ def test_who_needs_most_of_a_core_for_many_cheap_answers_does_not_come_first() -
             cpu_history.answered()
         cpu_history.spent(0.045, 100.0 + look * 0.05)
     assert cpu_history.priority_class is PriorityClass.NORMAL
+
+
+@pytest.mark.parametrize(
+    ("size", "priority_class"),
+    [(1, PriorityClass.BACKGROUND), (PIECE_BYTES // 4, PriorityClass.INTERACTIVE)],
+)
+def test_pieces_of_a_stream_count_by_their_bytes(size: int, priority_class: PriorityClass) -> None:
+    cpu_history = CpuHistory()
+    cpu_history.answered()
+    for look in range(200):
+        for _ in range(5):
+            cpu_history.sent_piece(size)
+        cpu_history.spent(0.002, 100.0 + look * 0.05)
+    assert cpu_history.priority_class is priority_class
 
 
 def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:

@@ -71,7 +71,7 @@ def test_a_pool_that_ends_releases_nothing_of_another_of_its_name(tmp_path: Path
 
 def test_every_pool_has_a_user_of_its_own(tmp_path: Path) -> None:
     made = Supply(tmp_path)
-    assert len({made.supply.provide("p", made.manifest, ()).context.uid for _ in range(3)}) == 3
+    assert len({made.supply.provide("p", made.manifest, ()).context.user.id for _ in range(3)}) == 3
 
 
 @pytest.mark.parametrize(("asks", "is_used"), [(False, True), (True, True), (True, False)])

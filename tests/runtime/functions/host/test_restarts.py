@@ -13,15 +13,15 @@ def ended(times: int) -> Restarts:
 
 
 def test_the_first_ones_are_replaced_at_once_and_the_next_after_pauses_that_double_up_to_a_bound() -> None:
-    assert [ended(times).pause_s(100.0) for times in range(FREE)] == [0.0] * FREE
-    pauses = [ended(FREE + times).pause_s(100.0) for times in range(60)]
+    assert [ended(times).pause_s(100.0) for times in range(FREE + 1)] == [0.0] * (FREE + 1)
+    pauses = [ended(FREE + 1 + times).pause_s(100.0) for times in range(60)]
     assert pauses[:3] == pytest.approx([FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S])
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(MAX_PAUSE_S)
 
 
 def test_a_pause_goes_by() -> None:
-    restarts = ended(FREE + 2)
+    restarts = ended(FREE + 3)
     assert restarts.pause_s(100.0 + FIRST_PAUSE_S) == pytest.approx(3 * FIRST_PAUSE_S)
     assert restarts.pause_s(100.0 + 4 * FIRST_PAUSE_S) == 0.0
 
@@ -30,7 +30,7 @@ def test_one_that_has_answered_ends_the_row() -> None:
     restarts = ended(FREE + 10)
     restarts.ended_badly(200.0, had_answered=True)
     assert restarts.pause_s(200.0) == 0.0
-    for _ in range(FREE - 1):
+    for _ in range(FREE):
         restarts.ended_badly(200.0, had_answered=False)
     assert restarts.pause_s(200.0) == pytest.approx(FIRST_PAUSE_S)
 

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.functions.host import scratch as scratch_module
 from runtime.functions.host.scratch import Scratch, bytes_below, empty
+from runtime.functions.host.user_ids import FunctionUser, UserIds
 
 BLOCK = 4096
 
@@ -57,7 +58,7 @@ async def test_only_beyond_its_limit_all_that_may_have_written_are_ended_and_it_
     tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch_module, "LOOK_S", 0.0)
-    scratch = Scratch(tmp_path / "deep" / "scratch", 1, None)
+    scratch = Scratch(tmp_path / "deep" / "scratch", 1, FunctionUser(UserIds(is_root=False)))
     scratch.make()
     scratch.make()
     written(scratch.path, "file", blocks)

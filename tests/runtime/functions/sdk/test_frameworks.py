@@ -152,7 +152,7 @@ async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
 def add(served: Served, source: str, name: str = "f") -> None:
     """Its packages are those of the tests."""
     served.add(source, name, '[vars]\nNAME = "value"\n')
-    served.functions.add(load_manifest(served._folder / name), layers=(HERE,))
+    served.functions.add(load_manifest(served.folder / name), layers=(HERE,))
 
 
 async def test_starlette_streams_both_ways_with_its_lifespan_and_the_env(served: Served) -> None:

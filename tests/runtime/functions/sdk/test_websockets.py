@@ -231,7 +231,7 @@ class Default(WorkerEntrypoint):
 
 def add(served: Served, source: str) -> None:
     served.add(source)
-    served.functions.add(load_manifest(served._folder / "f"), layers=(HERE,))
+    served.functions.add(load_manifest(served.folder / "f"), layers=(HERE,))
 
 
 async def test_an_asgi_application_has_its_socket(served: Served) -> None:

@@ -1,0 +1,59 @@
+"""Background tasks: the one way to start work that goes on beside requests for as long as a process or one of its parts does.
+
+A task that raises is otherwise silent until its process ends, and what it did for everybody (time limits, the ledger, the page) has ended with it.
+Here the error is logged with its traceback and the work starts again. Knows nothing of what the work does.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+RESTART_AFTER_S = 1.0  # an error that repeats is one traceback a second, and no busy loop
+
+Item = TypeVar("Item")
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+log = logging.getLogger("pilotlight.background")
+
+
+def start(work: Work, name: str, *, restart_after_s: float = RESTART_AFTER_S) -> asyncio.Task[None]:
+    """Run `work` in a task, anew each time it raises; it is over when `work` returns or the task is cancelled. Keep the task: the loop does not.
+    `name` is for the log, as "the usage ledger"."""
+    return asyncio.create_task(_repeat(work, name, restart_after_s), name=name)
+
+
+@asynccontextmanager
+async def running(work: Work, name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Run `work` as `start` does, until the scope ends."""
+    task = start(work, name)
+    try:
+        yield task
+    finally:
+        await stop(task)
+
+
+async def stop(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> None:
+    """Do `work` for each item. One that raises is logged, and the others have their turn."""
+    for item in items:
+        try:
+            work(item)
+        except Exception:
+            log.exception("%s failed for %.200r; the others go on", name, item)
+
+
+async def _repeat(work: Work, name: str, restart_after_s: float) -> None:
+    while True:
+        try:
+            return await work()
+        except Exception:
+            log.exception("%s failed and starts again in %g s", name, restart_after_s)
+        await asyncio.sleep(restart_after_s)
