@@ -172,7 +172,7 @@ class Rollout:
 
 
 class Clients:
-    """What keeps the function busy. `errors` are sentences."""
+    """Clients that keep the function busy. `errors` are sentences."""
 
     def __init__(self, session: aiohttp.ClientSession, rollout: Rollout) -> None:
         self._session = session
