@@ -4,7 +4,8 @@ python -m load_tests.scenarios.deploys [--deploys N].
 One site and its router, a process each; versions of one function follow each other, every tenth change a rollback, while clients keep requests,
 streams, background work, WebSockets, a queue and Durable Objects busy. Each version writes its number into all that it does, at the beginning and at
 the end: an answer whose two numbers differ, one of a version that had no traffic then, a cut, a lost write or a message that was handled twice is
-an error. WebSockets end with 1012 when their version is replaced, as documented, and come again.
+an error. WebSockets end with 1012 when their version is replaced, as documented, and come again; an object that is at work in a replaced version is
+called there until it is idle, so an object's version need not be its caller's.
 """
 
 import argparse
@@ -92,7 +93,8 @@ class Default(WorkerEntrypoint):
             self.ctx.waitUntil(work())
             return Response.json([VERSION, VERSION])
         if path == "object":
-            return Response.json(await env.OBJECTS.getByName(query["name"]).work())
+            first, called = VERSION, await env.OBJECTS.getByName(query["name"]).work()
+            return Response.json([first, VERSION, *called])
         if path == "count":
             return Response.json(await env.OBJECTS.getByName(query["name"]).count())
         if path == "send":
@@ -170,7 +172,7 @@ class Rollout:
 
 
 class Clients:
-    """What keeps the function busy. `errors` are sentences."""
+    """Clients that keep the function busy. `errors` are sentences."""
 
     def __init__(self, session: aiohttp.ClientSession, rollout: Rollout) -> None:
         self._session = session
@@ -208,8 +210,10 @@ class Clients:
 
     async def object(self, id: str) -> None:
         name = str(int(id) % 5)
-        await self._versions_of("object", name=name)
         self._objects[name] += 1
+        _, _, first, last, _ = await self._answer("object", name=name)
+        if first != last:
+            raise ValueError(f"a call of an object was begun by version {first} and ended by {last}")
 
     async def stream(self, id: str) -> None:
         asked_s = time.monotonic()
@@ -258,16 +262,21 @@ class Clients:
                     self.errors.append(f"the object {name} was asked {count} times and has kept {kept}")
 
     async def _versions_of(self, path: str, **params: str) -> int:
+        return int((await self._answer(path, **params))[0])
+
+    async def _answer(self, path: str, **params: str) -> list[Any]:
+        """Ask, and check the versions at the beginning and at the end, which an answer begins with."""
         asked_s = time.monotonic()
         async with self._session.get(f"/fn/{NAME}/{path}", params=params) as answer:
             text = await answer.text()
         if answer.status != 200:
             raise ValueError(f"{answer.status} {text[:200]}")
-        first, last, *_ = json.loads(text)
+        answered: list[Any] = json.loads(text)
+        first, last, *_ = answered
         if first != last:
             raise ValueError(f"begun by version {first} and ended by {last}")
         self._check(first, asked_s)
-        return int(first)
+        return answered
 
     def _check(self, version: int, asked_s: float) -> None:
         if not self._rollout.may_have_taken(version, asked_s, time.monotonic()):

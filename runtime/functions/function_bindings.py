@@ -29,7 +29,7 @@ class FunctionBindings:
         self._state_dir = state_dir
         self._services = services
         self._consumers: list[QueueConsumer] = []
-        self._stopped: list[QueueConsumer] = []  # which may have batches under way
+        self._stopped: list[QueueConsumer | Crons] = []  # which may have batches and runs under way
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
@@ -74,15 +74,16 @@ class FunctionBindings:
         """The tags of migrations that will rename or delete classes of objects when it starts."""
         return () if self._objects is None else self._objects.moves
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Take no more messages and minutes. Batches and runs under way go on."""
         for consumer in self._consumers:
             consumer.stop()
         self._stopped += self._consumers
         self._consumers = []
-        crons, self._crons = self._crons, None
-        if crons is not None:
-            await crons.close()
+        if self._crons is not None:
+            self._crons.stop()
+            self._stopped.append(self._crons)
+            self._crons = None
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
         """Return what a file answers before the function is asked; None: it is the function's to answer."""
@@ -98,9 +99,9 @@ class FunctionBindings:
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:
-        await self.stop()
-        for consumer in self._stopped:
-            await consumer.close()
+        self.stop()
+        for each in self._stopped:
+            await each.close()
         await self._bindings.close()
 
 

@@ -44,10 +44,13 @@ class Crons:
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
         return cls(schedules, run, services.database(path, SCHEMA))
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         """Begin nothing new; handlers under way are the function's own to end, and what is claimed is run."""
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _follow(self, schedule: Schedule) -> None:

@@ -171,8 +171,10 @@ class ObjectStorage(Binding):
         self._store.gone = {name: why for name, why in self._store.gone.items() if name in gone}
 
         async def work() -> None:
-            await asyncio.to_thread(self._migrations.carry_out)
-            await move_alarms(self._alarms, pending)
+            for migration in self._migrations.pending:
+                await asyncio.to_thread(self._migrations.move, migration)
+                await move_alarms(self._alarms, migration)
+                await asyncio.to_thread(self._migrations.note, migration)
 
         self._store.move(sources | targets, _sentences(gone), work)
 

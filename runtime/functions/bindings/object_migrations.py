@@ -7,7 +7,7 @@ its objects would begin empty. Classes need not be announced here; naming new on
 import json
 import logging
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -89,18 +89,19 @@ class ObjectMigrations:
                     "new_sqlite_classes in a migration with a tag of its own"
                 )
 
-    def carry_out(self) -> None:
-        """Move and delete objects, of which none may be open. Raises OSError."""
+    def move(self, migration: Migration) -> None:
+        """Move and delete the objects of a migration, of which none may be open. Raises OSError."""
+        for renamed in migration.renamed_classes:
+            self._rename(renamed.from_, renamed.to)
+        for deleted in migration.deleted_classes:
+            shutil.rmtree(self._of(deleted), ignore_errors=True)
+
+    def note(self, migration: Migration) -> None:
+        """Note a migration as done. A crash before this repeats it, and it then finds nothing to do."""
         record = self.record()
-        for migration in self.pending:
-            for renamed in migration.renamed_classes:
-                self._rename(renamed.from_, renamed.to)
-            for deleted in migration.deleted_classes:
-                shutil.rmtree(self._of(deleted), ignore_errors=True)
-            record.note(migration, self._classes)
-            # A crash before this repeats the tag, which then finds nothing to do.
-            self._directory.mkdir(parents=True, exist_ok=True)
-            durable.write(self._directory / "migrations.json", msgspec.json.encode(record))
+        record.note(migration, self._classes)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        durable.write(self._directory / "migrations.json", msgspec.json.encode(record))
 
     def record(self) -> MigrationRecord:
         """Read what has been done; before classes were noted it was a list of tags."""
@@ -119,9 +120,8 @@ class ObjectMigrations:
         log.info("the objects of the class %s are %s's now", old, new)
 
 
-async def move_alarms(alarms: Alarms, migrations: Iterable[Migration]) -> None:
-    for migration in migrations:
-        for renamed in migration.renamed_classes:
-            await alarms.rename(renamed.from_, renamed.to)
-        for deleted in migration.deleted_classes:
-            await alarms.forget(deleted)
+async def move_alarms(alarms: Alarms, migration: Migration) -> None:
+    for renamed in migration.renamed_classes:
+        await alarms.rename(renamed.from_, renamed.to)
+    for deleted in migration.deleted_classes:
+        await alarms.forget(deleted)

@@ -69,8 +69,9 @@ class DeployedFunctions:
         self._serving = serving
         self._site = site
         self._taken = taken
-        self._known: dict[str, Deployment] = {}  # by which requests are answered
-        self._newest: dict[str, Deployment] = {}  # as the router has them
+        self._known: dict[str, Deployment] = {}
+        # What clients get: a new version only when it is live, since its bindings mean it by the name.
+        self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools whose functions own what they name
         self._locks: dict[str, asyncio.Lock] = {}
@@ -84,8 +85,7 @@ class DeployedFunctions:
 
     async def __aenter__(self) -> "DeployedFunctions":
         with suppress(FileNotFoundError, msgspec.DecodeError):
-            self._newest = decode_deployments((self._directory / "deployments.json").read_bytes())
-        self._known = dict(self._newest)
+            self._known = decode_deployments((self._directory / "deployments.json").read_bytes())
         self._apply_all()
         self._task = background.start(self._follow, "following deployments")
         return self
@@ -104,6 +104,8 @@ class DeployedFunctions:
                 await self._ask()
                 await self._apply(name)
         deployment = self._known.get(name)
+        if deployment is not None:
+            deployment = self._applied.get(name, deployment)
         if deployment is not None and not deployment.runs_at(self._site):
             raise _elsewhere(deployment)
         version = deployment.chosen(key) if deployment is not None else None
@@ -141,7 +143,7 @@ class DeployedFunctions:
             await self._ask()
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
             return Tried(False, f"{self._router.url} cannot be asked: {error}")
-        deployment = self._newest.get(name)
+        deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
             return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
         await self._apply(name)
@@ -255,20 +257,19 @@ class DeployedFunctions:
     async def _ask(self) -> None:
         async with self._asking:
             self._asked_at = time.monotonic()
-            newest = decode_deployments(await self._router.get(PATH))
-            if newest != self._newest:
-                self._newest = newest
-                self._known = {name: deployment for name, deployment in self._known.items() if name in newest}
-                await asyncio.to_thread(self._keep, newest)
+            known = decode_deployments(await self._router.get(PATH))
+            if known != self._known:
+                self._known = known
+                await asyncio.to_thread(self._keep, known)
                 self._apply_all()
 
-    def _keep(self, newest: Mapping[str, Deployment]) -> None:
+    def _keep(self, known: Mapping[str, Deployment]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)  # functions are run from here, by other users
-        durable.write(self._directory / "deployments.json", encode(list(newest.values())))
+        durable.write(self._directory / "deployments.json", encode(list(known.values())))
 
     def _apply_all(self) -> None:
-        """Apply what is new of each function, apart from the others: one whose packages or health call take minutes holds up no other."""
-        self._changed.update(self._newest)
+        """Apply what is known of each function, apart from the others: one whose packages or health call take minutes holds up no other."""
+        self._changed.update(self._known)
         for name in self._changed - set(self._appliers):
             self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
 
@@ -285,21 +286,18 @@ class DeployedFunctions:
             del self._appliers[name]
 
     async def _apply(self, name: str) -> None:
-        """Serve what has traffic of a function, stop what has none, and remove what no version names. Clients get a new version only when it is
-        live: then its bindings mean it by the function's name, too."""
+        """Serve what has traffic of a function, stop what has none, and remove what no version names."""
         async with self._applying.setdefault(name, asyncio.Lock()):
-            deployment = self._newest.get(name)
-            if deployment is None:
+            if name not in self._known:
                 return
-            self._known.setdefault(name, deployment)
+            deployment = self._known[name]
             wanted = await self._serve(deployment)
-            self._known[name] = deployment
+            self._applied[name] = deployment
             for pool in [*self._serving.functions.pools]:
                 is_its = "@" in pool and pool.partition("@")[0] == name
                 if is_its and pool not in wanted and not self._is_tried(pool):
                     self._serving.functions.remove(pool)
-            deployments = (*self._newest.values(), *self._known.values())
-            digests = {version.digest for one in deployments for version in one.versions}
+            digests = {version.digest for deployment in self._known.values() for version in deployment.versions}
             in_use = {pool.partition("@")[2].partition(".")[0] for pool in self._serving.functions.pools}
             await asyncio.to_thread(self._forget, digests, in_use)
 

@@ -46,7 +46,7 @@ class OpenBindings(Protocol):
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
         """Consume its queues, run its clock and carry out its migrations from now on. `ask` has this version handle an event."""
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Take no more from queues and clock; finish what was taken."""
 
     async def close(self) -> None: ...

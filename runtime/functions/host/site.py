@@ -147,13 +147,15 @@ class SiteFunctions:
         if pool in self.pools:
             self._start(self.pools[pool])
         if before in self.pools and (bindings := self.pools[before].bindings) is not None:
-            self._keep(bindings.stop())
+            bindings.stop()
 
     def remove(self, name: str) -> None:
         """Stop serving a pool. What it has taken goes on to its end, for `wall_s` at most."""
         old = self.pools.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
+            if old.bindings is not None:
+                old.bindings.stop()
             self._keep(self._end(old))
 
     def version(self, function: str) -> FunctionPool:
@@ -267,8 +269,6 @@ class SiteFunctions:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + pool.factory.limits.wall_s
         try:
-            if pool.bindings is not None:
-                await pool.bindings.stop()
             pool.isolates.close_sockets()
             while pool.is_at_work and loop.time() < ends_at:
                 pool.isolates.watch()

@@ -144,6 +144,27 @@ async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awa
     assert [at for _, at in site.fired] == ["12:02"]
 
 
+async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
+    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, clock = Site(), Clock(NOON - 30)
+    made = await start(site, clock, "* * * * *")
+    claiming, may_go_on, claims = asyncio.Event(), asyncio.Event(), made._claims
+
+    async def slowly(*asked: Any) -> bool:
+        is_claimed = await claims(*asked)
+        claiming.set()
+        await may_go_on.wait()
+        return is_claimed
+
+    monkeypatch.setattr(made, "_claims", slowly)
+    clock.now = NOON + 1
+    await asyncio.wait_for(claiming.wait(), 5)
+    made.stop()
+    may_go_on.set()
+    await eventually(lambda: site.fired == [("* * * * *", "12:00")])
+
+
 async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')

@@ -39,10 +39,16 @@ def migration(tag: str, renamed: dict[str, str] | None = None, deleted: tuple[st
     return msgspec.convert({"tag": tag, "renamed_classes": renames, "deleted_classes": [*deleted]}, Migration)
 
 
+def carry_out(made: ObjectMigrations) -> None:
+    for each in made.pending:
+        made.move(each)
+        made.note(each)
+
+
 def migrate(directory: Path, migrations: Any, classes: tuple[str, ...] = ()) -> None:
     made = ObjectMigrations(directory, migrations, classes)
     made.check()
-    made.carry_out()
+    carry_out(made)
 
 
 def classes(directory: Path) -> dict[str, str]:
@@ -94,5 +100,5 @@ def test_tags_that_were_noted_before_classes_were_are_still_known(tmp_path: Path
     (tmp_path / "migrations.json").write_text('["v1"]')
     made = ObjectMigrations(tmp_path, [migration("v1", {"A": "B"}), migration("v2", {"B": "D"})], ["D"])
     assert [each.tag for each in made.pending] == ["v2"]
-    made.carry_out()
+    carry_out(made)
     assert (made.record().done, sorted(made.record().gone)) == (["v1", "v2"], ["B"])

@@ -332,6 +332,21 @@ async def test_a_version_that_may_not_consume_one_of_its_queues_takes_none_from_
     await services.databases.close()
 
 
+async def test_a_version_that_is_stopped_and_started_at_once_consumes_on(tmp_path: Path) -> None:
+    handler, services = Handler(), Services(databases=Databases())
+    manifest = Manifest(
+        "hello", tmp_path, tmp_path / "main.py", (), consumers=(Declared(queue="jobs", max_batch_timeout=0),)
+    )
+    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    bindings.start(asked(handler))
+    bindings.stop()
+    bindings.start(asked(handler))
+    await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0)])
+    await eventually(lambda: handler.bodies == [1])
+    await bindings.close()
+    await services.databases.close()
+
+
 async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path: Path) -> None:
     handler, services = Handler(), Services(databases=Databases())
     declared = Declared(queue="jobs", max_batch_size=2, max_batch_timeout=0)
