@@ -84,7 +84,9 @@ class Tokenizer:
         try:
             decoder = json.loads(text).get("decoder")
             backend = Backend.from_str(text)
-        except Exception as error:  # the library raises bare Exception for everything
+        except BaseException as error:  # the library raises bare Exception for everything, and panics
+            if not _is_librarys(error):
+                raise
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
         backend.no_truncation()
         backend.no_padding()
@@ -223,12 +225,15 @@ def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
     try:
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
-        ):  # as Rust's panics arrive here
+        if not _is_librarys(error):
             raise
         raise TokenizerError(f"the text cannot be encoded: {error}") from None
     return list(encoding.ids)
+
+
+def _is_librarys(error: BaseException) -> bool:
+    """Tell whether the library raised it. A panic of Rust arrives as a class that is no Exception, and that cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
