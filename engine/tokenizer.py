@@ -84,18 +84,17 @@ class Tokenizer:
         try:
             decoder = json.loads(text).get("decoder")
             backend = Backend.from_str(text)
-        except Exception as error:  # the library raises bare Exception for everything
+        except BaseException as error:  # the library raises bare Exception for everything, and panics
+            if not _is_librarys(error):
+                raise
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
         backend.no_truncation()
         backend.no_padding()
         return cls(backend, decoder=decoder, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS."""
-        try:
-            return tuple(_ids(self._backend, text, add_special_tokens))
-        except Exception as error:  # as above
-            raise TokenizerError(f"the text cannot be encoded: {error}") from None
+        """Encode a text. `add_special_tokens`: with the tokenizer's own round the text, such as a BOS. Raises TokenizerError."""
+        return tuple(_ids(self._backend, text, add_special_tokens))
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
         """Encode a rendered template, which spells its special tokens itself. Between shields they are text. With `enough` tokens it may stop."""
@@ -175,7 +174,10 @@ class Tokenizer:
         if self._plain is None:
             from tokenizers import Tokenizer as Backend
 
-            plain = Backend.from_str(self._backend.to_str())
+            try:
+                plain = Backend.from_str(self._backend.to_str())
+            except Exception as error:  # as above
+                raise TokenizerError(f"the tokenizer cannot be read as it writes itself: {error}") from None
             plain.encode_special_tokens = True
             self._plain = plain
         return self._plain
@@ -220,8 +222,18 @@ class Tokenizer:
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
     """Encode as `backend.encode`, which keeps Python's lock, in whatever thread it is called: 7 MiB of spaces would stop every stream for 15 s."""
-    [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    try:
+        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if not _is_librarys(error):
+            raise
+        raise TokenizerError(f"the text cannot be encoded: {error}") from None
     return list(encoding.ids)
+
+
+def _is_librarys(error: BaseException) -> bool:
+    """Tell whether the library raised it. A panic of Rust arrives as a class that is no Exception, and that cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:

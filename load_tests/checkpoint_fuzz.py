@@ -267,7 +267,8 @@ def _gguf() -> bytes:
         ("llama.embedding_length", 4, struct.pack("<I", 32)), ("llama.feed_forward_length", 4, struct.pack("<I", 64)),
         ("llama.attention.head_count", 4, struct.pack("<I", 4)), ("llama.attention.head_count_kv", 4, struct.pack("<I", 2)),
         ("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)), ("llama.context_length", 4, struct.pack("<I", 128)),
-        ("tokenizer.ggml.model", 8, text("gpt2")), ("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 3) + text("a") + text("b") + text("ab")),
+        ("tokenizer.ggml.model", 8, text("gpt2")), ("tokenizer.ggml.pre", 8, text("gpt-2")),
+        ("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 3) + text("a") + text("b") + text("ab")),
         ("tokenizer.ggml.token_type", 9, struct.pack("<IQ3i", 5, 3, 1, 1, 1)), ("tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, 1) + text("a b")),
         ("tokenizer.ggml.eos_token_id", 4, struct.pack("<I", 0)), ("tokenizer.chat_template", 8, text("{{ messages[0].content }}")),
     ]  # fmt: skip

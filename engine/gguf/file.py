@@ -22,6 +22,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: 
 _MAX_DIMS = 4
 _MOST_KEYS = 1 << 16
 _MOST_TENSORS = 1 << 20
+_MOST_ITEMS = 1 << 22  # of a list; vocabularies have some 300,000 tokens, and about as many merges
 _MOST_NAME_BYTES = 1 << 16  # of a key or a tensor's name; texts may be longer
 _LONGEST_AXIS = 1 << 40
 
@@ -159,6 +160,7 @@ class _Reader:
 
     def _array(self, key: str) -> list[Any]:
         kind, count = self.scalar("I"), self.scalar("Q")
+        self.require_count(count, _MOST_ITEMS, f"items of {key}")
         if kind == _STRING:
             self._require_left(count * 8, key)
             return [self._text(self.scalar("Q"), key) for _ in range(count)]

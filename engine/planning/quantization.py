@@ -17,6 +17,12 @@ _LOSSLESS_GROUP = 128  # columns of plain bf16 in 12 bits come in groups or halv
 _LOSSLESS_ROW_BYTES = 2.5  # a row's share of its palette and of the numbers that count escapes
 _LOSSLESS_WORTH = 0.9  # of the plain matrix: where it would take more it stays plain
 
+_PATTERN = "re:"  # before a regular expression among names
+# Of regular expressions, which come with checkpoints: with three repetitions of single characters a name takes a step for each triple of its places.
+_MOST_PATTERNS, _MOST_CHARACTERS, _MOST_REPEATED = 64, 300, 3
+_REPEATED = re.compile(r"(?<!\()[*+?{]")
+_GROUP_REPEATED = re.compile(r"\)[*+?{]")
+
 
 class Quantization(NamedTuple):
     method: str
@@ -72,7 +78,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     method, described = quantization_method(config), quantization(config)
     if method is None or not isinstance(described, dict):
         return None
-    ignored = tuple(map(str, described.get("ignore") or described.get("modules_to_not_convert") or ()))
+    ignored = _ignored(described)
     if method == "mxfp4":
         return Quantization(method, 4, _BLOCK, scale_bytes=1, of_experts=True)
     if method == "fp8":
@@ -100,7 +106,34 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     return Quantization(method, bits, group if group and group > 0 else None, zero_bytes=zero_bytes, ignored=ignored)
 
 
+def _ignored(described: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is left plain. Raises CheckpointError for patterns that a name of 100 characters could keep busy for more than milliseconds."""
+    ignored = tuple(map(str, described.get("ignore") or described.get("modules_to_not_convert") or ()))
+    patterns = [entry.removeprefix(_PATTERN) for entry in ignored if entry.startswith(_PATTERN)]
+    if len(patterns) > _MOST_PATTERNS:
+        raise CheckpointError(
+            f"quantization_config has {len(patterns)} patterns to ignore, of at most {_MOST_PATTERNS}"
+        )
+    for pattern in patterns:
+        if (
+            len(pattern) > _MOST_CHARACTERS
+            or len(_REPEATED.findall(pattern)) > _MOST_REPEATED
+            or _GROUP_REPEATED.search(pattern)
+        ):
+            raise CheckpointError(
+                f"quantization_config ignores the pattern {pattern[:_MOST_CHARACTERS]!r}, which repeats a group or more than {_MOST_REPEATED} parts; "
+                "list the modules' names"
+            )
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise CheckpointError(
+                f"quantization_config ignores the pattern {pattern!r}, which is none: {error}"
+            ) from None
+    return ignored
+
+
 def _matches(pattern: str, name: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
+    if pattern.startswith(_PATTERN):
+        return re.match(pattern.removeprefix(_PATTERN), name) is not None
     return pattern == name or f".{pattern}." in f".{name}."

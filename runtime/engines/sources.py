@@ -3,6 +3,7 @@
 Local names never touch the network; what downloads is in runtime/fetching. The module refuses to know what is in the files.
 """
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class SourceError(Exception):
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
     """Return the model's directory. A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
-    local = local_directory(source)
+    local = await asyncio.to_thread(local_directory, source)  # the head of a GGUF file has some 10 MB to be read
     if local is not None:
         return local
     try:

@@ -4,7 +4,10 @@ What is no JSON is blanked and not cut out, so that a mistake is reported in the
 """
 
 import json
+import re
 from typing import Any
+
+_CLOSING = re.compile(r"\s*[\]}]")
 
 
 def loads(text: str) -> Any:
@@ -36,7 +39,7 @@ def _without_trailing_commas(text: str) -> str:
         if text[position] == '"':
             position = _end_of_string(text, position)
             continue
-        if text[position] == "," and text[position + 1 :].lstrip()[:1] in ("]", "}"):
+        if text[position] == "," and _CLOSING.match(text, position + 1):
             out[position] = " "
         position += 1
     return "".join(out)

@@ -5,6 +5,7 @@ speak of somebody else's platform (routes, account_id, ...) are taken and kept b
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,11 @@ _FOREIGN = """
 _UNKNOWN_BINDINGS = """
     browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
 """
+MAX_BYTES = 128 << 10  # of a manifest or a pyproject.toml
+_MOST_PARTS = 32
+# A key of 8,000 parts, 16 KB, takes tomllib six seconds, and the time grows with the square. Each part is tried from its beginning alone.
+_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_PARTS}}}")
 IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
 
 
@@ -165,10 +171,26 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
     return values
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file of a stranger's. Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and
+    tomllib.TOMLDecodeError."""
+    text = _small_text(path)
+    if _DEEP_KEY.search(text):
+        raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")
+    return tomllib.loads(text)
+
+
+def _small_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ManifestError(f"{path}: has more than {MAX_BYTES >> 10} KiB; keep large values in files or bindings")
+    return content.decode("utf-8-sig")  # editors of Windows begin a file with a mark
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
-        values = tomllib.loads(text) if path.suffix == ".toml" else jsonc.loads(text)
+        values = read_toml(path) if path.suffix == ".toml" else jsonc.loads(_small_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{path}: not valid TOML: {error}") from None
     except json.JSONDecodeError as error:

@@ -3,7 +3,8 @@
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -341,3 +342,29 @@ def test_wordpiece_tokens_go_on_with_a_word_or_begin_one() -> None:
     token_ids = tokenizer.encode("pilot lights", add_special_tokens=True)
     assert token_ids == (1, 3, 4, 5, 2)
     assert tokenizer.decode(token_ids).strip() == "pilot lights"
+
+
+class PanicException(BaseException):
+    """Named as the library's own, which cannot be imported."""
+
+
+@pytest.mark.parametrize("error", [Exception("no"), PanicException("no")])
+def test_whatever_the_library_raises_for_a_text_is_a_sentence(error: BaseException) -> None:
+    class Raising:
+        def encode_batch_fast(self, *_: Any, **__: Any) -> None:
+            raise error
+
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    tokenizer._backend = tokenizer._plain = cast("Backend", Raising())
+    for encode in (tokenizer.encode, tokenizer.encode_rendered):
+        with pytest.raises(TokenizerError, match="cannot be encoded: no"):
+            encode(f"{SHIELD_BEGIN}a{SHIELD_END}" if encode is tokenizer.encode_rendered else "a")
+
+
+def test_a_tokenizer_that_cannot_read_what_it_writes_is_refused_by_a_sentence() -> None:
+    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+    tokenizer._backend = cast(
+        "Backend", SimpleNamespace(to_str=lambda: "{}", encode_batch_fast=lambda *_, **__: [SimpleNamespace(ids=[])])
+    )
+    with pytest.raises(TokenizerError, match="cannot be read as it writes itself"):
+        tokenizer.encode_rendered(f"{SHIELD_BEGIN}a{SHIELD_END}")

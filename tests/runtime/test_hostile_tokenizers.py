@@ -27,6 +27,18 @@ def change_tokenizer(directory: Path, **parts: Any) -> None:
         ({"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 3}}, "memory"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}, "is not a tokenizer"),
         ({"decoder": []}, "is not a tokenizer"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "is not a tokenizer: Precompiled"),
+        (
+            {
+                "model": {
+                    "type": "BPE",
+                    "vocab": {"a": 0, "b": 1},
+                    "merges": [["a", "b"]],
+                    "continuing_subword_prefix": "a" * 99,
+                }
+            },
+            "is not a tokenizer: range end index",
+        ),
     ],
 )
 async def test_a_hostile_tokenizer_costs_no_other_model_anything(

@@ -11,7 +11,6 @@ import platform
 import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,6 +21,7 @@ from packaging.version import Version
 from runtime.functions.host.confinement import Confinement
 from runtime.functions.host.site_zygote import SiteZygote
 from runtime.functions.host.zygote_client import FunctionZygote
+from runtime.functions.manifest import ManifestError, read_toml
 
 log = logging.getLogger("pilotlight.function")
 
@@ -123,9 +123,9 @@ class Interpreters:
 def requires_python(folder: Path) -> SpecifierSet | None:
     """Read `project.requires-python`; None where nothing is said, or nothing that can be understood."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        project = read_toml(folder / "pyproject.toml").get("project", {})
         return SpecifierSet(str(project["requires-python"]))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, InvalidSpecifier):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, InvalidSpecifier, ManifestError):
         return None
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.functions.host.interpreters import OWN, Interpreter
-from runtime.functions.manifest import ManifestError
+from runtime.functions.manifest import ManifestError, read_toml
 from wire import durable
 
 log = logging.getLogger("pilotlight.function")
@@ -227,8 +227,8 @@ def _installer(python: Interpreter) -> list[str]:
 def _of_project(path: Path) -> list[str] | None:
     """Read a pyproject.toml; None where it says nothing of dependencies."""
     try:
-        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        project = read_toml(path).get("project", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{path}: {error}") from None
     found = project.get("dependencies") if isinstance(project, dict) else None
     if found is not None and not (isinstance(found, list) and all(isinstance(each, str) for each in found)):

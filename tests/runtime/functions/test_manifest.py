@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.functions import jsonc
-from runtime.functions.manifest import BindingDeclaration, ManifestError, load_manifest, parse_dev_vars
+from runtime.functions.manifest import BindingDeclaration, ManifestError, load_manifest, parse_dev_vars, read_toml
 
 TOML = """
 #:schema node_modules/wrangler/config-schema.json
@@ -143,6 +144,51 @@ def test_jsonc_takes_comments_and_trailing_commas(folder: Path) -> None:
     manifest = load_manifest(write(folder, text, "wrangler.jsonc"))
     values = {binding.name: binding.options["value"] for binding in manifest.bindings}
     assert values == {"URL": "http://x//y", "QUOTE": 'a " // b', "LIST": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name" + ".a" * 8000 + " = 1",
+        "x = {" + "a . " * 8000 + "b = 1}",
+        "[" + '"a".' * 8000 + "b]",
+        "'a'" + ".'b'" * 40 + " = 1",
+    ],
+)
+def test_keys_that_take_the_parser_long_are_refused_before_it_reads_them(folder: Path, text: str) -> None:
+    (folder / "wrangler.toml").write_text(text)
+    with pytest.raises(ManifestError, match="has a key of more than 32 parts"):
+        load_manifest(folder)
+
+
+def test_dots_that_are_no_keys_are_taken(folder: Path) -> None:
+    numbers = ", ".join(["1.5"] * 100)
+    (folder / "wrangler.toml").write_text(f'[vars]\nA = [{numbers}]\nB = "a.b. c.d"\n')
+    assert read_toml(folder / "wrangler.toml")["vars"] == {"A": [1.5] * 100, "B": "a.b. c.d"}
+
+
+@pytest.mark.parametrize("name", ["wrangler.toml", "wrangler.jsonc"])
+def test_a_manifest_of_any_size_is_refused_by_name(folder: Path, name: str) -> None:
+    (folder / "wrangler.toml").unlink(missing_ok=True)
+    (folder / name).write_text(" " * (129 << 10))
+    with pytest.raises(ManifestError, match="has more than 128 KiB"):
+        load_manifest(folder)
+
+
+def test_each_comma_of_jsonc_is_looked_at_once() -> None:
+    """What stands after each one was copied: 128 KiB of commas took gigabytes of copies."""
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> Any:
+            copied.append(len(found := super().__getitem__(key)))
+            return found
+
+    copied: list[int] = []
+    text = "[" + "1," * 1000 + "]"
+    assert len(jsonc._without_trailing_commas(Counted(text))) == len(text)
+    assert sum(copied) < 10 * len(text)
 
 
 def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
