@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.functions.bindings.object_migrations import migrate
+from runtime.functions.bindings.object_migrations import ObjectMigrations
 from runtime.functions.bindings.place import name_of
 from runtime.functions.bindings.secret_store import SecretStore
 from runtime.functions.host.deployed import _unpacked
@@ -83,14 +83,18 @@ def test_a_deployed_version_is_on_the_disk_before_it_has_its_name(synced: list[s
 
 
 def test_a_migration_is_on_the_disk_before_it_counts_as_done(synced: list[str], tmp_path: Path) -> None:
-    migrate(tmp_path, [Migration(tag="v1")])
+    ObjectMigrations(tmp_path, (), ()).note(Migration(tag="v1"))
     _made, *then = synced
     assert then == ["-> migrations.json", tmp_path.name]
 
 
 def test_a_renamed_class_is_on_the_disk_before_its_migration_is(synced: list[str], tmp_path: Path) -> None:
     (tmp_path / name_of("A")).mkdir()
-    migrate(tmp_path, [msgspec.convert({"tag": "v1", "renamed_classes": [{"from": "A", "to": "B"}]}, Migration)])
+    migration = msgspec.convert({"tag": "v1", "renamed_classes": [{"from": "A", "to": "B"}]}, Migration)
+    migrations = ObjectMigrations(tmp_path, (migration,), ("B",))
+    migrations.move(migration)
+    assert synced == [tmp_path.name]
+    migrations.note(migration)
     directory, _made, *then = synced
     assert directory == tmp_path.name
     assert then == ["-> migrations.json", tmp_path.name]
