@@ -110,7 +110,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # while there was none of it
         self._record_at: dict[GraphShape, int] = {}  # times wanted; else WANTED_TIMES
-        self._has_failed = False
+        self.num_failures = 0
 
     @property
     def num_graphs(self) -> int:
@@ -145,7 +145,8 @@ class DecodeGraphs:
         try:
             return _Graph.record(packed, shape.blocks * self._block_size, self._forward, self._device, self._recorder)
         except RuntimeError as error:
-            level, self._has_failed = logging.DEBUG if self._has_failed else logging.INFO, True
+            level = logging.DEBUG if self.num_failures else logging.INFO
+            self.num_failures += 1
             message = "steps of %d rows cannot be recorded now, and go on one operation after another: %s"
             log.log(level, message, shape.rows, error)
             return None

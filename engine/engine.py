@@ -234,6 +234,8 @@ class Engine:
             adapter_loads=self._requirements.adapters.num_loads,
             image_encodes=0 if images is None else images.num_encoded,
             image_hits=0 if images is None else images.num_found,
+            num_graphs=self.runner.num_graphs,
+            graph_failures=self.runner.graph_failures,
         )
 
     def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:

@@ -146,9 +146,9 @@ class Communicator:
 class StagePipe:
     """One rank's ways to the stages before and behind its own, in a ring: the last one's hidden states go back to the first, which has the head.
 
-    Every rank numbers the steps alike. What is sent is kept until it has gone, so that no stage waits for the next one to be ready for it. The way back
-    is a group of its own: NCCL has one queue for two ranks. There the first of two stages would send the next step before it receives this one, while
-    the second waits to send this one before it receives the next.
+    Every rank numbers the steps alike. What is sent is kept until it has gone, so that no stage waits for the next one to be ready for it. The way
+    back is a group of its own: NCCL has one queue for two ranks. There the first of two stages would send the next step before it receives this one,
+    while the second waits to send this one before it receives the next.
     """
 
     def __init__(self, forth: Any, back: Any, rank: int, per_stage: int, num_stages: int) -> None:

@@ -301,6 +301,8 @@ class RankGroup:
 class RankedRunner:
     """A model's runner on the first rank: whatever changes the others' memory, or wants their part of a computation, is told them first."""
 
+    num_graphs = graph_failures = 0  # ranks record none
+
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
     ) -> None:

@@ -202,3 +202,15 @@ def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplo
 )
 def test_sizes_are_few(rows: int, padded: int) -> None:
     assert GraphShape.of(decodes(rows, blocks=35), pads=True) == (padded, padded, 1, 64, None, False)
+
+
+def test_recordings_and_those_that_failed_are_counted_whatever_replaces_them(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    with_graphs(engine, Unable())
+    drain(engine, [submit("a", [5, 6, 7], max_tokens=WANTED_TIMES + 2)])
+    assert (engine.load().num_graphs, engine.load().graph_failures) == (0, 1)
+    assert isinstance(engine.runner, ModelRunner)
+    engine.runner.replace_model(engine.runner.model)
+    with_graphs(engine, StandIn())
+    drain(engine, [submit("b", [5, 6, 7], max_tokens=WANTED_TIMES + 2)])
+    assert (engine.load().num_graphs, engine.load().graph_failures) == (1, 1)
