@@ -185,6 +185,7 @@ class Engine:
             if chunk.sequence in running and chunk.is_current:
                 ends[chunk.sequence] = chunk.end
         self._steps.drop()
+        self._chunks = []
         for sequence in ends:
             sequence.rewind()
         culprit = self._suspects.note_failure(ends)
@@ -194,6 +195,7 @@ class Engine:
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and forget the cache, whose content is in doubt."""
         self._steps.drop()
+        self._chunks = []
         self._suspects.clear()
         self.scheduler.waiting.cancel_all_awaited()
         self._requirements.release_all()
@@ -234,6 +236,8 @@ class Engine:
             adapter_loads=self._requirements.adapters.num_loads,
             image_encodes=0 if images is None else images.num_encoded,
             image_hits=0 if images is None else images.num_found,
+            num_graphs=self.runner.num_graphs,
+            graph_failures=self.runner.graph_failures,
         )
 
     def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:

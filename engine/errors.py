@@ -13,6 +13,11 @@ class StepError(Exception):
 class RankLostError(Exception):
     """A rank of the group is gone, or no longer where the others are: the group cannot go on."""
 
+    def __init__(self, message: str, was_killed: bool = False) -> None:
+        """`was_killed`: somebody has ended a rank, and no step."""
+        super().__init__(message)
+        self.was_killed = was_killed
+
 
 class ImageError(Exception):
     """An image cannot be read, or not be encoded."""

@@ -176,7 +176,7 @@ class EngineHost:
             if _is_sticky(error) or self._failed_steps >= MOST_FAILED_STEPS:
                 # What is open goes on at the next host, or another site, which it could not after an error of its own.
                 self._broken = f"the device is taken for broken: {message}"
-                if not isinstance(error, RankLostError):  # a rank that is gone may have been killed
+                if not (isinstance(error, RankLostError) and error.was_killed):
                     self._failed_under = tuple(engine.held.computed)
                 self.stop()
             else:

@@ -29,6 +29,14 @@ class Runner(Protocol):
 
     depth: int  # steps that are under way at once: 1 where nothing runs on beside the host, 2 on a GPU, the stages of a pipeline
 
+    @property
+    def num_graphs(self) -> int:
+        """The sizes of steps that are recorded."""
+
+    @property
+    def graph_failures(self) -> int:
+        """The attempts to record one that have failed."""
+
     def forward(self, step: StepInput) -> Any:
         """Start the forward pass of the next step, behind the choice of the one before, whose tokens it may be fed. Return what `choose` takes."""
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from engine.fallbacks import fallbacks
 from engine.protocol import VERSION, HostConfig, HostReady
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
 
     from engine.kv_memory import choose_device
     from kernels.cpu import library
+    from kernels.dispatch import takes_triton
 
     clock.note("import")
     device = choose_device(config.device)
@@ -97,11 +99,14 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
         weights_bytes = weights_limit(config, total)
     else:
         library.start()
+    slower = fallbacks(config, device, has_triton=takes_triton())
+    for sentence in slower:
+        log.warning("%s", sentence)
     clock.note("device")
     if is_standby:
         _warm_up(device)
         clock.note("warm_up")
-    return HostReady(VERSION, tuple(clock.phases), weights_bytes)
+    return HostReady(VERSION, tuple(clock.phases), weights_bytes, tuple(slower))
 
 
 def _warm_up(device: "torch.device") -> None:

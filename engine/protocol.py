@@ -342,6 +342,8 @@ class ModelLoad(_Value, frozen=True):
     adapter_loads: int = 0  # adapters put into slots since load (counter)
     image_encodes: int = 0  # images that the encoder has computed since load (counter)
     image_hits: int = 0  # images that were wanted and found encoded since load (counter)
+    num_graphs: int = 0  # sizes of steps that are recorded, each replayed by one launch
+    graph_failures: int = 0  # attempts to record one that failed since load: such steps are launched one operation after another (counter)
 
 
 class ModelInfo(_Value, frozen=True):
@@ -401,6 +403,7 @@ class HostReady(_Value, frozen=True, tag=True):
     version: tuple[int, int]
     phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of it, in order
     weights_bytes: int | None = None  # that models' weights may take of a CUDA device; None: a CPU has the machine's
+    fallbacks: tuple[str, ...] = ()  # what it computes more slowly than its machine could, a sentence each
 
 
 class FrontEndRefused(_Value, frozen=True, tag=True):

@@ -65,6 +65,7 @@ class ModelRunner:
         self._layers = layout.views(kv_cache)
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
+        self._earlier_failures = 0  # of graphs that others have replaced
         self._texts = TextPooling(is_normalized=recipe is not None and recipe.is_normalized)
         self.images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids, in the step that has chosen last
@@ -144,6 +145,18 @@ class ModelRunner:
         """Return for how long the device has computed, where that is the host itself."""
         return time.perf_counter() - began if self.depth == 1 else 0.0
 
+    @property
+    def num_graphs(self) -> int:
+        return 0 if self.graphs is None else self.graphs.num_graphs
+
+    @property
+    def graph_failures(self) -> int:
+        return self._earlier_failures + (0 if self.graphs is None else self.graphs.num_failures)
+
+    def _renew_graphs(self) -> None:
+        self._earlier_failures = self.graph_failures
+        self.graphs = self._new_graphs()
+
     def _new_graphs(self) -> DecodeGraphs | None:
         """Return the graphs of the model as it lies in memory now."""
         model, drafts, layers = self.model, self._drafts, self._layers
@@ -171,13 +184,13 @@ class ModelRunner:
         assert self.adapters is not None
         if not self.adapters.fits(content):
             self.adapters.grow(content.rank)
-            self.graphs = self._new_graphs()  # what was recorded reads the slots where they were
+            self._renew_graphs()  # what was recorded reads the slots where they were
         self.adapters.place(slot, content)
 
     def replace_model(self, model: Model) -> None:
         """Replace the model by the same one in other memory; from any thread, since it does not matter which of the two a step runs through."""
         self.model = model
-        self.graphs = self._new_graphs()
+        self._renew_graphs()
 
     @torch.inference_mode()
     def scrub(self, blocks: SequenceOf[int]) -> None:

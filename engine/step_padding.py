@@ -1,7 +1,8 @@
 """Steps as others of their shape have them: padded with tokens that are computed twice, so that a few recordings serve all.
 
-A decode is repeated whole. Of prompts, the last tokens of the longest chunk are computed once more, as sequences of their own: each attends to what
-it attends to where it stands, and writes the same to the same place. Knows steps; refuses to know what is recorded, and where.
+A decode is repeated whole; drafts of different numbers become decodes of one token each. Of prompts, the last tokens of the longest chunk are
+computed once more, as sequences of their own: each attends to what it attends to where it stands, and writes the same to the same place. Knows steps;
+refuses to know what is recorded, and where.
 """
 
 from array import array
@@ -82,6 +83,29 @@ def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
         adapter_slots=step.adapter_slots and tokens(step.adapter_slots),
         logit_rows=array("q", [row if row < decodes else row + more for row in rows]),
         feeds=feeds,
+    )
+
+
+def one_by_one(step: StepInput) -> StepInput:
+    """Return a step of decodes in which each token is a decode of its own: every layer writes all keys and values of the step before any token reads
+    them. So drafts of different numbers are rows like any others."""
+    lengths = step.lengths
+    contexts = [
+        end - count + i + 1 for end, count in zip(step.context_lens, lengths, strict=True) for i in range(count)
+    ]
+
+    def group(given: GroupInput) -> GroupInput:
+        blocks = array("q")
+        for table, count in zip(given.decodes.rows, lengths, strict=True):
+            blocks += table * count
+        return given._replace(decodes=BlockTables(blocks, given.decodes.width))
+
+    return step._replace(
+        num_decodes=len(contexts),
+        checks_drafts=False,
+        lengths=(1,) * len(contexts),
+        context_lens=tuple(contexts),
+        groups=tuple([group(given) for given in step.groups]),
     )
 
 

@@ -108,6 +108,9 @@ class SiteStatus(msgspec.Struct, frozen=True):
         None  # another word after every change of what accounts have uploaded; None: it takes no uploads
     )
     lenders: tuple[LenderStatus, ...] = ()
+    fallbacks: tuple[
+        str, ...
+    ] = ()  # what its engine hosts compute more slowly than their machine could, a sentence each
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

@@ -63,6 +63,7 @@ class ComputedHidden(NamedTuple):
 
 class BootstrapRunner:
     depth = 1
+    num_graphs = graph_failures = 0
 
     def __init__(
         self, program: BootstrapProgram, memory: ProgramMemory, library: functions.Opened, threads: int

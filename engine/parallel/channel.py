@@ -33,9 +33,12 @@ class RankChannel:
 
     def send(self, message: object) -> None:
         """Send a message, whole and behind all before it; from any thread. Raises OSError where the other end is gone."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self.send_packed(packed(message))
+
+    def send_packed(self, message: bytes) -> None:
+        """Send what `packed` has made of a message."""
         with self._sending:
-            self._end.sendall(_LENGTH.pack(len(data)) + data)
+            self._end.sendall(message)
 
     def receive(self) -> Any:
         """Wait for a message. Raises EOFError where the other end is gone."""
@@ -69,3 +72,9 @@ class RankChannel:
         data = bytearray(length)
         self.receive_into(memoryview(data))
         return data
+
+
+def packed(message: object) -> bytes:
+    """Return a message as it is sent, to whichever ranks."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data

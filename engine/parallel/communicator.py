@@ -146,15 +146,18 @@ class Communicator:
 class StagePipe:
     """One rank's ways to the stages before and behind its own, in a ring: the last one's hidden states go back to the first, which has the head.
 
-    Every rank numbers the steps alike. What is sent is kept until it has gone, so that no stage waits for the next one to be ready for it.
+    Every rank numbers the steps alike. What is sent is kept until it has gone, so that no stage waits for the next one to be ready for it. The way
+    back is a group of its own: NCCL has one queue for two ranks. There the first of two stages would send the next step before it receives this one,
+    while the second waits to send this one before it receives the next.
     """
 
-    def __init__(self, group: Any, rank: int, per_stage: int, num_stages: int) -> None:
-        """`group`: of all stages' ranks, each stage's one behind another."""
-        self._group = group
+    def __init__(self, forth: Any, back: Any, rank: int, per_stage: int, num_stages: int) -> None:
+        """`forth`, `back`: groups of all stages' ranks, each stage's one behind another, to the next stage and from the last to the first."""
         size = per_stage * num_stages
         self.stage, self.num_stages = rank // per_stage, num_stages
         self._before, self._behind = (rank - per_stage) % size, (rank + per_stage) % size
+        self._outgoing = back if self.is_last else forth
+        self._incoming = back if self.is_first else forth
         self._going: deque[tuple[Any, torch.Tensor]] = deque()
         self._steps = count()
         self.sent = 0  # counter: bytes
@@ -176,12 +179,12 @@ class StagePipe:
         x = x.contiguous()
         while self._going and self._going[0][0].is_completed():
             self._going.popleft()
-        self._going.append((self._group.send([x], self._behind, step), x))
+        self._going.append((self._outgoing.send([x], self._behind, step), x))
         self.sent += x.nbytes
 
     def receive(self, into: torch.Tensor, step: int) -> torch.Tensor:
         """Return the hidden states of the stage before, in the tensor that is given for them."""
-        self._group.recv([into], self._before, step).wait()
+        self._incoming.recv([into], self._before, step).wait()
         return into
 
 
@@ -219,8 +222,8 @@ def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, ad
     def communicator(name: str) -> Communicator:
         pipe = None
         if num_stages > 1:
-            group = _group(f"{name}-pipe", rank, size, store, device, address)
-            pipe = StagePipe(group, rank, per_stage, num_stages)
+            forth, back = (_group(f"{name}-{way}", rank, size, store, device, address) for way in ("forth", "back"))
+            pipe = StagePipe(forth, back, rank, per_stage, num_stages)
         shared = _group(f"{name}-{stage}", within, per_stage, store, device, address) if per_stage > 1 else None
         sharing = None
         if 1 < degrees.tp < per_stage:

@@ -7,9 +7,11 @@ A group that has lost a rank is lost: its host ends, its site starts another, an
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,7 +26,7 @@ from engine.adapters.store import RunnerAdapters
 from engine.errors import CheckpointError, RankLostError
 from engine.kv.block_copier import BlockCopier
 from engine.kv.block_parts import BlockParts
-from engine.parallel.channel import RankChannel
+from engine.parallel.channel import RankChannel, packed
 from engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
 from engine.parallel.far_ranks import FarRanks
 from engine.parallel.follower import NUM_CHANNELS
@@ -59,6 +61,9 @@ from engine.weights.digests import content_fingerprint
 log = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
+_LOSS_KNOWN_S = 1.0
+_LOOK_S = 1.0
+SUSPENDED_S = 5.0  # for which a debugger may hold a rank
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,6 +84,9 @@ class RankGroup:
         self._on_lost = on_lost
         self._is_closing = False
         self.lost: str | None = None  # which rank is gone
+        self._was_killed = False  # by somebody
+        self._has_lost = threading.Event()
+        self._has_closed = threading.Event()
         self._loading = threading.Lock()
         # What comes by a channel is the order's that was sent last: each model's thread copies blocks, and the engine's beside it.
         self._copying = threading.Lock()
@@ -106,11 +114,17 @@ class RankGroup:
 
     def send(self, order: object) -> None:
         """Give an order to all ranks. Raises RankLostError."""
+        message = packed(order)
         for rank, (orders, _, _) in enumerate(self._channels, 1):
             try:
-                orders.send(order)
+                orders.send_packed(message)
             except OSError:
-                raise RankLostError(self.lost or f"rank {rank} is gone") from None
+                raise self.loss(f"rank {rank} is gone") from None
+
+    def loss(self, why: str) -> RankLostError:
+        """Return the error of a group that cannot go on, with the rank that has ended, if one has. `why`: what is known without."""
+        self._has_lost.wait(_LOSS_KNOWN_S)  # a rank's socket closes before its process has ended
+        return RankLostError(self.lost or why, self._was_killed)
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:
         """Let all ranks begin to load their parts of a model, whose blocks lie there in their arenas: `until_loaded` waits for them."""
@@ -172,6 +186,7 @@ class RankGroup:
     def close(self) -> None:
         """End the other ranks, and wait for them."""
         self._is_closing = True
+        self._has_closed.set()
         for channels in self._channels:
             for channel in channels:
                 channel.close()  # a rank ends when nobody is there to give orders
@@ -212,8 +227,9 @@ class RankGroup:
 
     def _watch_all(self) -> None:
         ends: dict[str, Callable[[], str]] = {
-            f"rank-{rank}": partial(_ended, rank, process) for rank, process in self._processes.items()
+            f"rank-{rank}": partial(self._ended, rank, process) for rank, process in self._processes.items()
         }
+        threading.Thread(target=self._end_suspended, name="rank-states", daemon=True).start()
         if self._far is not None:
             ends["far-ranks"] = self._far.until_lost
         for name, until_lost in ends.items():
@@ -223,8 +239,24 @@ class RankGroup:
         why = until_lost()
         if not self._is_closing:
             self.lost = why
+            self._has_lost.set()
             log.error("%s: its group cannot go on", why)
             self._on_lost(why)
+
+    def _ended(self, rank: int, process: "subprocess.Popen[bytes]") -> str:
+        code = process.wait()
+        self._was_killed = code in (-signal.SIGKILL, -signal.SIGTERM)
+        return f"rank {rank} (pid {process.pid}) ended with status {code}"
+
+    def _end_suspended(self) -> None:
+        """Kill a rank that somebody has stopped: the others, and the thread that gives the orders, would wait for it until their site's deadline."""
+        stopped: Counter[int] = Counter()  # looks in a row
+        while not self._has_closed.wait(_LOOK_S):
+            for rank, process in self._processes.items():
+                stopped[rank] = stopped[rank] + 1 if is_suspended(process.pid) else 0
+                if stopped[rank] * _LOOK_S > SUSPENDED_S:
+                    log.error("rank %d (pid %d) was stopped for %g s; it is killed", rank, process.pid, SUSPENDED_S)
+                    process.kill()
 
     def _replies(self, model: str, what: str) -> None:
         problems = []
@@ -263,11 +295,13 @@ class RankGroup:
                 for copies, _, _ in busy:
                     copies.receive()  # done
         except (OSError, EOFError):
-            raise RankLostError(self.lost or "a rank is gone") from None
+            raise self.loss("a rank is gone") from None
 
 
 class RankedRunner:
     """A model's runner on the first rank: whatever changes the others' memory, or wants their part of a computation, is told them first."""
+
+    num_graphs = graph_failures = 0  # ranks record none
 
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
@@ -306,7 +340,8 @@ class RankedRunner:
             raise self._cut(error) from error
 
     def _cut(self, error: Exception) -> RankLostError:
-        return RankLostError(f"a step of {self._group.size} ranks was cut: {self._group.lost or error}")
+        loss = self._group.loss(str(error))
+        return RankLostError(f"a step of {self._group.size} ranks was cut: {loss}", loss.was_killed)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         self._group.send(ScrubBlocks(self._model, tuple(blocks)))
@@ -435,6 +470,10 @@ def threads_of(config: HostConfig) -> int:
     return max(1, cores // max(1, len(config.near_ranks)))
 
 
-def _ended(rank: int, process: "subprocess.Popen[bytes]") -> str:
-    code = process.wait()
-    return f"rank {rank} (pid {process.pid}) ended with status {code}"
+def is_suspended(pid: int) -> bool:
+    """Tell whether somebody has stopped a process of this machine, where the system says so."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in ("T", "t")

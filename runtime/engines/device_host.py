@@ -219,7 +219,7 @@ class ProgressWatch:
     @property
     def step_deadline_s(self) -> float:
         """The time in which a host that has work has to take a step. Where no step ever ended inside it, nothing is measured: it is doubled."""
-        least_s = self._least_deadline_s * float(2 ** min(self._num_late, MOST_DOUBLINGS))
+        least_s = self._least_deadline_s * (1 << min(self._num_late, MOST_DOUBLINGS))
         return max(least_s, DEADLINE_FACTOR * self._predicted_s)
 
     def note_late(self) -> None:

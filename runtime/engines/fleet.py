@@ -87,5 +87,11 @@ class Fleet:
         return sum(host.role != host.own_role for host in self.hosts)
 
     @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """What hosts compute more slowly than their machine could, as they said at their start."""
+        said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]
+        return tuple(dict.fromkeys(said))
+
+    @property
     def num_up(self) -> int:
         return sum(host.why_down is None for host in self.hosts)

@@ -81,4 +81,5 @@ class Health:
             uptime_s=round(time.monotonic() - self._started_s, 1),
             finetunes=None if site.finetunes is None else site.finetunes.state,
             lenders=() if site.models.lenders is None else site.models.lenders.statuses(),
+            fallbacks=site.fleet.fallbacks,
         )

@@ -177,7 +177,13 @@ def test_a_site_that_drains_says_so_with_all_that_follows_but_for_its_end() -> N
 
 
 def test_an_error_at_the_end_is_the_clients_to_read_unless_it_is_the_sites_own() -> None:
-    for code, is_sites_own in (("invalid_request", False), ("engine_error", True), (3040, True), (3036, False)):
+    for code, is_sites_own in (
+        ("invalid_request", False),
+        ("request_failed", False),
+        ("engine_error", True),
+        (3040, True),
+        (3036, False),
+    ):
         error = encode_event(orjson.dumps({"errors": [{"code": code, "message": "m"}]}))
         relay = StreamRelay(DeliveryLog(), is_resumable=True)
         assert relay.feed(b":pl [0,[1]]\ndata: a\n\n" + error) == [Forward(b"data: a\n\n")]

@@ -92,6 +92,8 @@ class FakeForwarded(NamedTuple):
 class FakeRunner:
     """Remembers what each slot was last written with, and fails when a chunk would read anything but one sequence's prefix."""
 
+    num_graphs = graph_failures = 0
+
     def __init__(
         self,
         num_blocks: int,

@@ -86,7 +86,7 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
-    """Three sequences become four; those of which some have other numbers of drafts are not recorded."""
+    """Three sequences become four; those of which some have other numbers of drafts are rows, each by itself."""
     skip_where_lengths_are_read_on_the_host()
     requests = [submit(f"{i}", random_prompt(7 + 9 * i, seed=i), max_tokens=40) for i in range(3)]
     alone = drain(load_engine(checkpoint), requests)
@@ -99,6 +99,57 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
         name: heard.token_ids for name, heard in alone.items()
     }
     assert any(shape.sequences == 4 and shape.longest == 4 for shape in graphs._graphs)
+
+
+class Uneven(Remembering):
+    """Proposes another number of drafts for each sequence: as many as its prompt's length says."""
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_of_different_numbers_are_recorded_and_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
+    skip_where_lengths_are_read_on_the_host()
+    requests = [submit(f"{i}", random_prompt(8 + 5 * i, seed=i), max_tokens=40) for i in range(4)]
+    alone = drain(load_engine(checkpoint), requests)
+    answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
+    engine = load_engine(checkpoint, depth=depth)
+    engine.scheduler._speculation = Uneven(answers, num_drafts=3)
+    graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
+    together = drain(engine, requests)
+    assert {name: heard.token_ids for name, heard in together.items()} == {
+        name: heard.token_ids for name, heard in alone.items()
+    }
+    assert any(shape.longest == 1 and shape.rows >= 8 for shape in graphs._graphs), "four sequences, six drafts"
+
+
+def drafted(*lengths: int, context: int = 8) -> StepInput:
+    chunks = []
+    for row, length in enumerate(lengths):
+        sequence = Sequence("", [row] * context, SamplingParams(9), b"", num_computed_tokens=context - 1)
+        sequence.tables = [BlockTable(range(row * 4096, row * 4096 + context // 4 + 4))]
+        chunks.append(Chunk.next_of(sequence, 1, tuple(range(length - 1))))
+    return StepInput.of(chunks, 4)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape"),
+    [((4, 4), (2, 8, 4)), ((4, 3), (8, 8, 1)), ((4, 1), (8, 8, 1)), ((4, 4, 4, 4, 4, 4, 4, 3), (32, 32, 1))],
+)
+def test_drafts_of_one_number_keep_together_and_others_are_rows(
+    lengths: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    found = GraphShape.of(drafted(*lengths), pads=True)
+    assert found is not None
+    assert found[:3] == shape
+    padded = found.pad(drafted(*lengths))
+    assert len(padded.token_ids) == found.rows
+    assert padded.checks_drafts is (found.longest > 1)
+
+
+def test_drafts_of_different_numbers_behind_long_contexts_are_not_recorded() -> None:
+    assert GraphShape.of(drafted(4, 3, context=4 * 8000), pads=True) is None
 
 
 def test_a_size_is_recorded_when_it_has_been_wanted_a_few_times(checkpoint: Path) -> None:
@@ -202,3 +253,15 @@ def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplo
 )
 def test_sizes_are_few(rows: int, padded: int) -> None:
     assert GraphShape.of(decodes(rows, blocks=35), pads=True) == (padded, padded, 1, 64, None, False)
+
+
+def test_recordings_and_those_that_failed_are_counted_whatever_replaces_them(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint)
+    with_graphs(engine, Unable())
+    drain(engine, [submit("a", [5, 6, 7], max_tokens=WANTED_TIMES + 2)])
+    assert (engine.load().num_graphs, engine.load().graph_failures) == (0, 1)
+    assert isinstance(engine.runner, ModelRunner)
+    engine.runner.replace_model(engine.runner.model)
+    with_graphs(engine, StandIn())
+    drain(engine, [submit("b", [5, 6, 7], max_tokens=WANTED_TIMES + 2)])
+    assert (engine.load().num_graphs, engine.load().graph_failures) == (1, 1)

@@ -125,7 +125,7 @@ plain = Submit("a", "ember", (1, 2), SamplingParams(3))
 assert replace(plain, priority=1) != plain == replace(plain, priority=0)
 assert hash(plain.sampling) == hash(SamplingParams(3, temperature=1.0))
 assert ModelSpec("m", "/m").loads_same(ModelSpec("m", "/m", is_awaited=True))
-assert asdict(HostReady(VERSION)) == {"version": VERSION, "phases": (), "weights_bytes": None}
+assert asdict(HostReady(VERSION)) == {"version": VERSION, "phases": (), "weights_bytes": None, "fallbacks": ()}
 match plain:
     case Submit("a", model):
         assert model == "ember"

@@ -62,6 +62,8 @@ READ = {
     "vllm:spec_decode_num_accepted_tokens": ("counter", {"engine", "model_name"}),
     "vllm:spec_decode_num_accepted_tokens_per_pos": ("counter", {"engine", "model_name", "position"}),
     "pilotlight_drafter_failures": ("counter", {"engine", "model_name"}),
+    "pilotlight_recorded_steps": ("gauge", {"engine", "model_name"}),
+    "pilotlight_recording_failures": ("counter", {"engine", "model_name"}),
     "pilotlight_swaps": ("counter", {"engine", "model_name"}),
     "pilotlight_model_residency": ("gauge", {"model_name", "residency"}),
     "pilotlight_model_copies": ("gauge", {"model_name"}),

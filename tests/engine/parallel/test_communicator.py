@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from engine.parallel.communicator import LOCALHOST, Communicator, Exchanged, RankLinks, link, new_store
+from engine.parallel.communicator import LOCALHOST, Communicator, Exchanged, RankLinks, StagePipe, link, new_store
 from engine.planning.parallelism import Parallelism
 from engine.weights.shard import WHOLE, Shard
 
@@ -109,6 +109,46 @@ def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
         (1, [1.0, 0.0], False, False, 32),
         (2, [11.0, 10.0], False, True, 32),
     ]
+
+
+class Meeting:
+    """Sends and receives of two ranks as NCCL has them: a queue for each rank of a group, in which each waits for those before it, and for its
+    counterpart in the other rank's queue."""
+
+    def __init__(self, queues: "dict[str, list[list[str]]]", name: str, rank: int) -> None:
+        self._queue = queues.setdefault(name, [[], []])[rank]
+
+    def send(self, tensors: list[torch.Tensor], to: int, step: int) -> "Meeting":
+        self._queue.append(f"send {step}")
+        return self
+
+    def recv(self, tensors: list[torch.Tensor], source: int, step: int) -> "Meeting":
+        self._queue.append(f"receive {step}")
+        return self
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        pass
+
+
+def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
+    """The first has begun the next step before it receives what the last one has made of this one."""
+    queues: dict[str, list[list[str]]] = {}
+    first, last = (StagePipe(Meeting(queues, "forth", i), Meeting(queues, "back", i), i, 1, 2) for i in range(2))
+    x = torch.empty(1)
+    for step in range(3):  # as many as are under way at once
+        first.send(x, step)
+    for step in range(3):
+        last.receive(x, step)
+        last.send(x, step)
+        first.receive(x, step)
+        first.send(x, step + 3)
+    for ours, theirs in queues.values():
+        for mine, other in zip(ours, theirs, strict=False):
+            assert {mine.split()[0], other.split()[0]} == {"send", "receive"}, "both would wait for the other"
+            assert mine.split()[1] == other.split()[1]
 
 
 def test_who_is_alone_exchanges_nothing() -> None:
