@@ -85,7 +85,9 @@ class GraphShape(NamedTuple):
     def pad(self, step: StepInput) -> StepInput:
         """Return the step with as many sequences as the shape has."""
         if self.prompts is None:
-            step = step if len(step.token_ids) == len(step.lengths) * self.longest else one_by_one(step)
+            is_even = self.rows == self.sequences * self.longest  # which a shape is not where nothing is padded and drafts differ
+            if is_even and len(step.token_ids) != len(step.lengths) * self.longest:
+                step = one_by_one(step)
             return step.repeated(self.sequences - len(step.lengths))
         return padded(step, self.sequences - self.prompts.chunks, self.prompts)
 
