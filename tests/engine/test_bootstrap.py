@@ -1,5 +1,6 @@
 """Bootstrap programs: what a model answers before torch is there is what it answers afterwards."""
 
+import json
 import os
 import subprocess
 import sys
@@ -89,28 +90,19 @@ def test_parts_of_files_are_joined_in_the_programs_memory(
 
 
 def _put_on_pages(file: Path, page: int) -> None:
-    """Every tensor begins with a page, as matrices of large models do where sizes are multiples of it."""
-    import json
-
+    """Begin every matrix with a page, as those of large models do where sizes are multiples of it: what has another size comes last."""
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     described = json.loads(raw[8 : 8 + length])
     described.pop("__metadata__", None)
     content, data = bytearray(), raw[8 + length :]
-    header: dict[str, Any] = {}
-    for i, (name, entry) in enumerate(described.items()):
+    for entry in sorted(
+        described.values(), key=lambda entry: (entry["data_offsets"][1] - entry["data_offsets"][0]) % page > 0
+    ):
         begin, end = entry["data_offsets"]
-        start = len(content)
+        entry["data_offsets"] = [len(content), len(content) + end - begin]
         content += data[begin:end]
-        header[name] = entry | {"data_offsets": [start, len(content)]}
-        if len(content) % page:
-            header[f"__pad{i}__"] = {
-                "dtype": "U8",
-                "shape": [page - len(content) % page],
-                "data_offsets": [len(content), len(content) + page - len(content) % page],
-            }
-            content += bytes(page - len(content) % page)
-    text = json.dumps(header).encode()  # with the padding as tensors, since a file has no holes
+    text = json.dumps(described).encode()
     text = text.ljust(-(-(len(text) + 8) // page) * page - 8)
     file.write_bytes(len(text).to_bytes(8, "little") + text + content)
 

@@ -173,7 +173,7 @@ def test_a_broken_image_ends_its_sequence_alone(written: VisionCheckpoint, what:
     good = with_images("good", (token_ids, (image,)), max_tokens=3)
     heard = drain(engine, [bad, good])
     assert heard["bad"].error is not None
-    assert heard["bad"].error.startswith("image 1 of the prompt: it")
+    assert heard["bad"].error.startswith("image 1 of the prompt: cannot be read as PNG")
     assert message in heard["bad"].error
     assert_agrees(written.with_images(WIDE), token_ids, heard["good"])
 

@@ -50,9 +50,9 @@ class FakeLoader:
         self.engine, _ = fake_engine(num_blocks=50_000)
         step, pause = self.engine.step, threading.Event()
 
-        def step_slowly() -> bool:
+        def step_slowly(*on_held: Any) -> bool:
             pause.wait(0.002)
-            return step()
+            return step(*on_held)
 
         self.engine.step = step_slowly  # type: ignore[method-assign]
 
