@@ -4,12 +4,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dialects.kept_responses import Keeping
+from dialects.response_database import Keeping, ResponseDatabase
 from dialects.responses_app import RESPONSES, ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.batches.routes import BatchRoutes, is_for_batches
@@ -29,9 +28,6 @@ from page.feed import Feed
 from page.routes import PageRoutes
 from page.sessions import Sessions
 from sites.network import NetworkConfig
-
-if TYPE_CHECKING:
-    from dialects.response_store import ResponseDatabase
 
 FORWARDED = ("/ai/v1/", "/v1/", "/client/v4/", FUNCTIONS)
 
@@ -103,7 +99,7 @@ def _keeping(network: NetworkConfig) -> Keeping:
     return Keeping(path, max_bytes, kept.keep_days * 86_400, database)
 
 
-def _postgres(url: str) -> "ResponseDatabase":
+def _postgres(url: str) -> ResponseDatabase:
     from edge_router.shared_responses import PostgresResponses
 
     return PostgresResponses(url)
