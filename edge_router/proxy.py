@@ -27,7 +27,7 @@ from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large, wants_durable
 from edge_router.selection import AttemptPace, SiteSelector
 from edge_router.site_failure import SiteFailed
-from edge_router.tracing import Tracing
+from edge_router.tracing import RequestTrace, Tracing
 from edge_router.upstream import Lost, Upstream, UpstreamAttempt, UpstreamResponse
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
@@ -132,7 +132,7 @@ class Proxy:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         if request.model is not None:
             request = replace(request, data_sites=self.selector.data_sites(request))
-        proxied = self.proxied(request)
+        proxied = self.proxied(request, None if self.tracing is None else self.tracing.begin(request))
         if begun is not None:
             proxied.go_on(begun, self._clock())
         async with self._counted(proxied, "" if begun is None else begun.part):
@@ -143,8 +143,6 @@ class Proxy:
         """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
         objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
         request, limits, charge = proxied.request, self.admission.limits, None
-        if self.tracing is not None:
-            proxied.trace = self.tracing.begin(request)
         try:
             charge = await self.accounting.begin(request, self.selector.own_names, part)
             proxied.log.meter = None if charge is None else charge.meter
@@ -160,12 +158,11 @@ class Proxy:
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             if objectives is not None and request.model is not None and not request.head.is_for_batch:
                 objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
-            if proxied.trace is not None:
-                proxied.trace.end(proxied, error)
+            proxied.end_trace(error)
 
-    def proxied(self, request: ValidRequest) -> ProxiedRequest:
+    def proxied(self, request: ValidRequest, trace: RequestTrace | None = None) -> ProxiedRequest:
         self.selector.retries.deposit()
-        return ProxiedRequest(request, self.config, self._clock())
+        return ProxiedRequest(request, self.config, self._clock(), trace)
 
     async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest, relay: Relay) -> None:
         """`relay` passes a site's response on. Raises ApiError."""
