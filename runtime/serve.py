@@ -26,6 +26,7 @@ from sites.reloading import read_again
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from wire.http.limits import HttpLimits
 from wire.http.listen import (
     GRACE_S,
     KEEP_ALIVE_S,
@@ -38,7 +39,6 @@ from wire.http.listen import (
     url_of,
 )
 from wire.http.middleware import OriginCheck, Origins
-from wire.http.server import HttpLimits
 from wire.http.stock_servers import check_installed, make_server
 from wire.signals import follow_signals
 

@@ -13,8 +13,9 @@ import pytest
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
 from wire.http.exchange import HELD_BODY_BYTES
+from wire.http.limits import HttpLimits
 from wire.http.listen import bind, url_of
-from wire.http.server import HttpLimits, Server, http_date
+from wire.http.server import Server, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
