@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.tokenizer import TokenizerError, read_json, special_tokens_of
+from engine.errors import TokenizerError
+from engine.tokenizer import read_json, special_tokens_of
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from engine.errors import TokenizerError
 from engine.spelling import spelling_of
 
 if TYPE_CHECKING:  # imported with the first tokenizer, beside its weights: a site's start does not wait 5 ms for it
@@ -35,10 +36,6 @@ MARKED_TOGETHER = 2_000  # special tokens
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
 JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
-
-
-class TokenizerError(Exception):
-    """A tokenizer cannot be used, or a text cannot be encoded; the message says why."""
 
 
 class Tokenizer:

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from dialects.requests import Conversation, ValidGeneration
 from engine.chat_template import ChatTemplateError, import_ahead
 from engine.client import EngineError
+from engine.errors import TokenizerError
 from engine.formats import Part
 from engine.protocol import AdapterSource, SamplingParams, Submit, TokenLogprobs, TokenOutput
-from engine.tokenizer import TokenizerError
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.answer_form import AnswerForm
 from runtime.engines.continuation import Continuations

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.client import EngineClient, EngineError
+from engine.errors import TokenizerError
 from engine.planning.model import planned_weights_bytes
 from engine.protocol import LoadProgress, ModelInfo, ModelSpec
-from engine.tokenizer import TokenizerError
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition
 from runtime.engines.devices import is_surely_cpu
