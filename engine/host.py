@@ -22,7 +22,7 @@ from engine.errors import RankLostError
 from engine.hosted_models import HostedModels
 from engine.loader import Loader, ModelLoader, ServedModel
 from engine.open_sequences import error_output
-from engine.preparation import configure_process
+from engine.process import configure_process
 from engine.protocol import (
     Abort,
     Command,

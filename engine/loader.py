@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.bootstrap import store
 from engine.errors import CheckpointError
-from engine.preparation import at_low_priority, prepare
+from engine.preparation import prepare
+from engine.process import at_low_priority
 from engine.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
 from engine.validation import host_problem
 from engine.weights.digests import check_sound, verify_in_background

@@ -40,6 +40,7 @@ from engine.weights.formats.registry import read_format
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
+from engine.weights.relocation import HugePages, Relocation
 from engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from engine.weights.source import DTYPE_NAMES, WeightSource
 from engine.weights.storage import MetaStorage
@@ -319,6 +320,15 @@ class ModelLoading(NamedTuple):
             1 if self.links is None else Parallelism.of_host(host).copies,
             whole_prompts,
         )
+
+
+def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+    """Start moving a model's weights to where they are read faster."""
+    if loaded.pending is not None:
+        if isinstance(runner, PartRunner):
+            runner.balancer.may_write = False
+        return Relocation(loaded.pending, runner.replace_model)
+    return HugePages.start(loaded.memory)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

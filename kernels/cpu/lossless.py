@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, get_num_threads
 
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 
 
 class CodedWeight(Protocol):
