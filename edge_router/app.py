@@ -43,7 +43,7 @@ class RouterApp(Starlette):
     def __init__(self, router: EdgeRouter) -> None:
         proxy, access = router.proxy, router.admission.access
         self.edge = router
-        self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle)
+        self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
         self.batches = BatchRoutes(proxy, router.batches)
         self.model_lists = ModelLists(proxy)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
@@ -59,7 +59,15 @@ class RouterApp(Starlette):
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places)
         has_usage = router.accounting.ledger is not None
-        self.page = PageRoutes(self.feed, sessions, functions=deployments, has_usage=has_usage)
+        operations = Operations(router.backends, router.orders)
+        self.page = PageRoutes(
+            self.feed,
+            sessions,
+            functions=deployments,
+            timeline=operations.timeline,
+            actions=operations.by_name(),
+            has_usage=has_usage,
+        )
         own = OwnRoutes(place, proxy, router.places, sessions)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
@@ -107,9 +115,7 @@ def _postgres(url: str) -> ResponseDatabase:
 
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
-    async with app.edge.running() as orders, task(app.feed.run()):
-        operations = Operations(app.edge.backends, orders)
-        app.page.actions, app.page.timeline = operations.by_name(), operations.timeline
+    async with app.edge.running(), task(app.feed.run()):
         try:
             async with task(app.responses.run()):
                 yield

@@ -185,7 +185,6 @@ class DurableStreams:
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         """Raises OSError where the folder cannot be used."""
         self.config = config
-        self.work: Work | None = None  # fills a recording, and raises nothing
         self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock
         self._all: OrderedDict[str, DurableStream] = OrderedDict()
@@ -197,8 +196,8 @@ class DurableStreams:
     def num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._all.values())
 
-    async def start(self, tenant: bytes, client: Downstream, body: bytes) -> DurableStream:
-        """Raises ApiError while those that have not ended fill the memory."""
+    async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
+        """`work` fills it, and raises nothing. Raises ApiError while those that have not ended fill the memory."""
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
@@ -209,17 +208,16 @@ class DurableStreams:
         if self.journals is not None:
             recording.journal = await self.journals.begin(recording.name, asked)
             recording.log.untold = None if recording.journal is None else []
-        assert self.work is not None
-        self._add(recording, self.work)
+        self._add(recording, work)
         return recording
 
-    async def find(self, name: str, head: Head, tenant: bytes) -> DurableStream:
-        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. Raises ApiError: somebody else's
-        stream is none."""
+    async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
+        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. `work`: which goes on with it
+        where that router has ended. Raises ApiError: somebody else's stream is none."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
-            recording = await self._found(self.journals, name, head, tenant)
+            recording = await self._found(self.journals, name, head, tenant, work)
         elif recording is not None and recording.journal is not None and not await recording.journal.is_there():
             await self.stop(recording)
             recording = None
@@ -307,7 +305,9 @@ class DurableStreams:
             recording.journal.release()
         recording.events.end(self._clock())  # its task may not have begun
 
-    async def _found(self, journals: Journals, name: str, head: Head, tenant: bytes) -> DurableStream | None:
+    async def _found(
+        self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
+    ) -> DurableStream | None:
         """Return another router's stream, followed from now on. Raises ApiError."""
         journal: Journal | None = None
         try:
@@ -328,10 +328,10 @@ class DurableStreams:
         recording = DurableStream(name, asked, began, self.config)
         recording.journal = journal
         is_over = recording.replay(entries)
-        self._add(recording, partial(self._follow, journal=journal, is_over=is_over))
+        self._add(recording, partial(self._follow, journal=journal, work=work, is_over=is_over))
         return recording
 
-    async def _follow(self, recording: DurableStream, journal: Journal, *, is_over: bool) -> None:
+    async def _follow(self, recording: DurableStream, journal: Journal, work: Work, *, is_over: bool) -> None:
         """Read along while another router is at work on a stream, and go on with it behind that one's end."""
         try:
             while not (is_over or journal.is_ours):
@@ -348,8 +348,7 @@ class DurableStreams:
             sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"
             return await recording.refuse(ApiError("upstream_lost", sentence))
         recording.log.untold = []
-        assert self.work is not None
-        await self.work(recording)
+        await work(recording)
 
     async def _run(self, recording: DurableStream, work: Work) -> None:
         journal = recording.journal
@@ -399,12 +398,15 @@ async def accepted(recording: DurableStream, client: Downstream) -> None:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle) -> None:
-        """`handle`: the proxy's, by which a client is told whatever comes of its request."""
+    def __init__(
+        self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle, work: Work
+    ) -> None:
+        """`handle`: the proxy's, by which a client is told whatever comes of its request; `work`: which goes on with another router's stream."""
         self._recordings = recordings
         self._admission = admission
         self._secret = secret
         self._handle = handle
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
@@ -419,7 +421,7 @@ class StreamRoutes:
     async def _answer(self, client: Downstream) -> None:
         head = client.head
         name = head.path.removeprefix(PATH)
-        recording = await self._recordings.find(name, head, tenant_of(head, self._secret))
+        recording = await self._recordings.find(name, head, tenant_of(head, self._secret), self._work)
         if head.method == "DELETE":
             await self._recordings.stop(recording)
             return await client.respond(204, [], b"")

@@ -56,6 +56,7 @@ class Proxy:
         recordings: DurableStreams,
         accounting: Accounting,
         metrics: RouterMetrics,
+        upstream: Upstream,
         clock: Callable[[], float],
         *,
         body_timeout_s: float,
@@ -69,14 +70,13 @@ class Proxy:
         self.recordings = recordings
         self.accounting = accounting
         self.metrics = metrics
-        self.upstream: Upstream | None = None  # open while the application runs
+        self.upstream = upstream  # open while the application runs
         self.tracing = tracing
         self._clock = clock
         self._body_timeout_s = body_timeout_s
         self.under_way: set[ProxiedRequest] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
-        recordings.work = self._record
         metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
@@ -85,7 +85,6 @@ class Proxy:
 
     async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
         """Do a request's work. Whatever comes of it, it is counted, and the client is told."""
-        assert self.upstream is not None
         watched = self.upstream.silence.watched
         self._open.add(client)
         watched.add(client)
@@ -118,13 +117,14 @@ class Proxy:
             is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
             if not is_durable:
                 return await client.while_present(self.forward(client, body))
-            recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
+            recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
             if is_async:
                 return await accepted(recording, client)
             with suppress(DownstreamGone):  # the stream goes on without it
                 await client.while_present(tell(recording, client, 0))
 
-    async def _record(self, recording: DurableStream) -> None:
+    async def record(self, recording: DurableStream) -> None:
+        """Fill a durable stream."""
         with self.admission.limits.held(recording.head, recording.address):
             await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
 
@@ -166,7 +166,6 @@ class Proxy:
 
     async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest, relay: Relay) -> None:
         """`relay` passes a site's response on. Raises ApiError."""
-        assert self.upstream is not None
         selector = self.selector
         while (choice := await selector.next_site(proxied)) is not None:
             route, preference = choice

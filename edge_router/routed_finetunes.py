@@ -111,7 +111,6 @@ class RoutedFinetunes:
 
     async def _ask(self, client: Downstream, site: str, path: str, body: bytes) -> Answer:
         head, orders = client.head, self._finetunes.orders
-        assert orders is not None
         headers = {name: head.header(name) for name in ("authorization", "content-type") if head.has(name)}
         if head.holder is not None:
             headers[ACCOUNT] = head.holder.account.name
