@@ -93,7 +93,7 @@ def run(
             local_directory(model.source)
         check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site)
+        app = build_app(site, url=url_of(listener))
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
@@ -118,10 +118,10 @@ async def serve_app(
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
-    """Serve on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
-    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load` reads `file` again at
-    SIGHUP."""
-    url = app.site.url = url_of(listener)
+    """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
+    when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
+    reads `file` again at SIGHUP."""
+    url = url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))

@@ -64,6 +64,9 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
+Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and what has triggered it
+
+
 class SiteFunctions:
     def __init__(
         self,
@@ -79,13 +82,14 @@ class SiteFunctions:
         zygotes_mib: int = 1024,
         layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
+        trace: Trace | None = None,
     ) -> None:
-        """`on_cpu` hears of the processor time that functions use."""
+        """`on_cpu` hears of the processor time that functions use. `trace` is the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
-        self.trace: Callable[[str, str], AbstractContextManager[object]] = lambda function, trigger: nullcontext()
+        self._trace = trace or (lambda function, trigger: nullcontext())
         self._bindings: dict[str, OpenBindings] = {}
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
@@ -183,7 +187,7 @@ class SiteFunctions:
             raise Failure(sentence, code="not_found", status=404)
         is_pinned = isinstance(event, frames.FetchEvent | frames.RpcEvent) and "object" in event.options
         self._requested.set()
-        with self.trace(pool.manifest.name, TRIGGERS[type(event)]):
+        with self._trace(pool.manifest.name, TRIGGERS[type(event)]):
             return await pool.ask(event, body, is_pinned=is_pinned, is_socket=is_socket)
 
     async def fetch(
