@@ -28,7 +28,7 @@ from engine.kv.tiers import Tiers
 from engine.kv_memory import KvMemory
 from engine.loaded_model import LoadedModel
 from engine.model_loading import ModelLoading, start_moving
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.parallel.one_rank import OneRank
 from engine.protocol import ModelInfo
 from engine.runner import ModelRunner

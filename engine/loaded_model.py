@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.engine import Engine
 from engine.kv.lease import Lease, Reservation
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.parallel.one_rank import OneRank
 from engine.protocol import ModelSpec
 from engine.weights.relocation import HugePages, Relocation

@@ -17,7 +17,6 @@ from engine.layers.embedding import TokenEmbedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.layers.temperature import Temperature
-from engine.vision.tower import VisionEncoder
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import MatrixPart
 
@@ -41,6 +40,13 @@ class Layer(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [tokens, hidden], whose sum is the hidden states before the layer -> the same behind it. Without a residual x is the sum."""
+
+
+class VisionEncoder(Protocol):
+    """A tower with the projections behind it."""
+
+    def encode(self, patches: torch.Tensor) -> torch.Tensor:
+        """patches [rows, columns, numbers], a piece of an image -> embeddings [tokens, hidden] of the decoder"""
 
 
 class DraftHead(Protocol):

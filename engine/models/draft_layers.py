@@ -15,7 +15,7 @@ from engine.batch import Batch
 from engine.context import Context
 from engine.kv.layout import LayerCache
 from engine.models.decoder import Decoder, DraftHead
-from engine.models.registry import Model
+from engine.models.model import Model
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator

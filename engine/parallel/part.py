@@ -14,7 +14,7 @@ from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
 from engine.model_loading import ModelLoading, opened_source, start_moving
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.parallel.channel import Meeting, RankChannel
 from engine.parallel.communicator import RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
