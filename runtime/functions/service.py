@@ -4,7 +4,6 @@ Nothing else of this package is a site's business; what a site gives is named in
 """
 
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -18,8 +17,8 @@ from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
 from runtime.functions.served import ServedFunctions
+from runtime.functions.state_directory import state_dir_of
 from runtime.middleware import GENUINE_HOP
-from sites.config import state_directory
 from sites.site import SiteConfig
 from wire.errors import ApiError
 from wire.status import FunctionsStatus, FunctionStatus
@@ -92,10 +91,3 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
     return FunctionStatus(
         name, len(isolates.living), isolates.load, isolates.num_started, isolates.sockets, asked, failed
     )
-
-
-def state_dir_of(site: SiteConfig) -> Path:
-    """Return the directory in which the site's bindings keep their data."""
-    if site.functions.state_dir is not None:
-        return Path(site.functions.state_dir).expanduser()
-    return state_directory(site.name)

@@ -39,7 +39,7 @@ class State:
 
     def __init__(self, site: Path | None, directory: Path) -> None:
         from runtime.functions.manifest import FILES, load_manifest
-        from runtime.functions.service import state_dir_of
+        from runtime.functions.state_directory import state_dir_of
         from sites.site import load_site
 
         self.directory = state_dir_of(load_site(site)) if site is not None else directory / DEV_STATE

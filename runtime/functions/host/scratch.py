@@ -5,10 +5,15 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-
-from runtime.functions.host.isolate_handle import IsolateHandle
+from typing import Protocol
 
 LOOK_S = 0.25  # between two looks at what was written
+
+
+class WritingIsolate(Protocol):
+    def end(self, why: str, code: str, /) -> None: ...
+
+    async def until_gone(self) -> None: ...
 
 
 class Scratch:
@@ -22,7 +27,7 @@ class Scratch:
         if self._uid is not None:
             os.chown(self.path, self._uid, self._uid)
 
-    async def enforce(self, isolates: Sequence[IsolateHandle]) -> None:
+    async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
         """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
         limit_bytes = self._limit_mib << 20
         if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:

@@ -1,0 +1,13 @@
+"""The directory in which the bindings of a site's functions keep their data."""
+
+from pathlib import Path
+
+from sites.config import state_directory
+from sites.site import SiteConfig
+
+
+def state_dir_of(site: SiteConfig) -> Path:
+    """Return the directory in which the site's bindings keep their data."""
+    if site.functions.state_dir is not None:
+        return Path(site.functions.state_dir).expanduser()
+    return state_directory(site.name)
