@@ -21,8 +21,8 @@ from engine.kv.groups import Windows
 from engine.kv.layout import CacheLayout, in_fp8
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers
-from engine.models.model import Model
-from engine.models.registry import Family, find_family
+from engine.models.model import Family, Model
+from engine.models.registry import find_family
 from engine.parallel.part_runner import PartRunner
 from engine.phases import Phases
 from engine.plan import SchedulerLimits

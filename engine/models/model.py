@@ -1,10 +1,13 @@
-"""A model, as what runs it sees it: whatever its family, and whichever of its stages are here."""
+"""A model, as what runs it sees it, whichever of its stages are here; and its family, as what loads it does."""
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from engine.context import Context
+from engine.description.registry import Parse
+from engine.weights.loader import WeightLoader
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator
@@ -16,3 +19,10 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         """[rows, hidden] -> fp32 [rows, vocab], joined where ranks have parts of the vocabulary"""
+
+
+class Family(NamedTuple):
+    """How one architecture is described and laid out."""
+
+    parse_config: Parse
+    load: Callable[[Any, WeightLoader, int], Model]  # of its config, a loader and a context length
