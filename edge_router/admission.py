@@ -44,11 +44,11 @@ class AdmissionFilter:
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
-            head.holder = self.access.find(head.key)
+            head.hold(self.access.find(head.key))
         elif self._secret and head.has(HOP) and is_of_a_site(head, self._secret):
-            head.holder = self.access.of_account(head.header(ACCOUNT))
+            head.hold(self.access.of_account(head.header(ACCOUNT)))
         else:
-            head.holder = self.access.holder(head.header("authorization"))
+            head.hold(self.access.holder(head.header("authorization")))
         if head.path in MODEL_LISTS and head.method not in ("GET", "HEAD", "OPTIONS"):
             raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}: GET lists the models")
         if ".." in head.path and ".." in head.path.split("/"):

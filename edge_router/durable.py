@@ -59,7 +59,9 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 class DurableStream:
     """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
-    def __init__(self, name: str, asked: Asked, head: Head, config: DurableConfig) -> None:
+    def __init__(
+        self, name: str, asked: Asked, head: Head, config: DurableConfig, journal: Journal | None = None
+    ) -> None:
         self.name = name
         self.asked = asked
         self.head = head
@@ -68,7 +70,7 @@ class DurableStream:
         self.answer: AnswerBegun | None = None
         self.log = DeliveryLog()
         self.events = EventBuffer()
-        self.journal: Journal | None = None
+        self.journal = journal
         self.task: asyncio.Task[None] | None = None
         self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
@@ -100,10 +102,7 @@ class DurableStream:
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
             raise ApiError("aborted", sentence)
-        points = tuple(self.log.untold or ())
-        if points:
-            self.log.untold = []
-        await self._keep(Told(batch, points))
+        await self._keep(Told(batch, self.log.take_untold()))
 
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
@@ -204,10 +203,11 @@ class DurableStreams:
         asked = Asked(
             tenant, head.method, head.path, head.target, kept, head.scheme, client.address, client.request_id, body, AnswerName.fresh()
         )  # fmt: skip
-        recording = DurableStream(secrets.token_hex(16), asked, head, self.config)
-        if self.journals is not None:
-            recording.journal = await self.journals.begin(recording.name, asked)
-            recording.log.untold = None if recording.journal is None else []
+        name = secrets.token_hex(16)
+        journal = None if self.journals is None else await self.journals.begin(name, asked)
+        recording = DurableStream(name, asked, head, self.config, journal)
+        if journal is not None:
+            recording.log.keep_untold()
         self._add(recording, work)
         return recording
 
@@ -323,10 +323,9 @@ class DurableStreams:
         assert journal is not None
         self._check_room()
         credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
-        began = Head(asked.method, asked.path, asked.target, [*asked.headers, *credentials], scheme=asked.scheme)
-        began.holder = head.holder
-        recording = DurableStream(name, asked, began, self.config)
-        recording.journal = journal
+        headers = [*asked.headers, *credentials]
+        began = Head(asked.method, asked.path, asked.target, headers, scheme=asked.scheme, holder=head.holder)
+        recording = DurableStream(name, asked, began, self.config, journal)
         is_over = recording.replay(entries)
         self._add(recording, partial(self._follow, journal=journal, work=work, is_over=is_over))
         return recording
@@ -347,7 +346,7 @@ class DurableStreams:
         if not recording.may_go_on:
             sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"
             return await recording.refuse(ApiError("upstream_lost", sentence))
-        recording.log.untold = []
+        recording.log.keep_untold()
         await work(recording)
 
     async def _run(self, recording: DurableStream, work: Work) -> None:
@@ -413,7 +412,7 @@ class StreamRoutes:
         await self._handle(client, self._admit(client))
 
     async def _admit(self, client: Downstream) -> None:
-        client.head.holder = self._admission.access.holder(client.head.header("authorization"))
+        client.head.hold(self._admission.access.holder(client.head.header("authorization")))
         await self._admission.limits.ready(client.head)
         with self._admission.limits.admitted(client.head, client.address):
             await client.while_present(self._answer(client))

@@ -67,6 +67,10 @@ class Lease:
     def is_busy(self) -> bool:
         return self.user is not None and self.user.has_work
 
+    def serve(self, user: SlabUser) -> None:
+        """Ask this scheduler from now on, when slabs are due to another model."""
+        self.user = user
+
     def new_pool(self, on_forget: Callable[[int], None] = lambda block: None) -> BlockPool:
         """Give back every slab, whatever is in it, and return the pool of a new scheduler."""
         self._release_all()

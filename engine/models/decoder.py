@@ -117,6 +117,14 @@ class Decoder:
         self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
         self.mtp: DraftHead | None = None  # a further layer of the checkpoint, by which it drafts
 
+    def take_images(self, vision: VisionEncoder) -> None:
+        """Take embeddings of images, which this makes. Its weights lie behind the decoder's."""
+        self.vision = vision
+
+    def draft_by(self, mtp: DraftHead) -> None:
+        """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
+        self.mtp = mtp
+
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]
 

@@ -471,7 +471,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
 
     recording = stream()
     recording.journal = kept = cast(Any, Kept())
-    recording.log.untold = []
+    recording.log.keep_untold()
     await recording.start_stream(200, [])
     first, second = ResumePoint(0, (1,)), ResumePoint(0, (2, 3))
     for point in (first, second):
