@@ -129,6 +129,10 @@ class DurableStream:
     def look(self, now: float, awake_since: float) -> None:
         """It keeps nobody waiting."""
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what fills it, in a task that `cut` ends."""
+        self.task = asyncio.create_task(work)
+
     # what readers call
 
     async def begun_answer(self) -> AnswerBegun:
@@ -294,7 +298,7 @@ class DurableStreams:
 
     def _add(self, recording: DurableStream, work: Work) -> None:
         self._all[recording.name] = recording
-        recording.task = asyncio.create_task(self._run(recording, work))
+        recording.begin(self._run(recording, work))
 
     async def _leave(self, recording: DurableStream) -> None:
         self._all.pop(recording.name, None)

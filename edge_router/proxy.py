@@ -145,7 +145,7 @@ class Proxy:
         request, limits, charge = proxied.request, self.admission.limits, None
         try:
             charge = await self.accounting.begin(request, self.selector.own_names, part)
-            proxied.log.meter = None if charge is None else charge.meter
+            proxied.log.count_on(None if charge is None else charge.meter)
             limits.charge(request.head, request.conversation.tokens)
             self.under_way.add(proxied)
             yield

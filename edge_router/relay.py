@@ -78,6 +78,10 @@ class DeliveryLog:
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 
+    def count_on(self, meter: Meter | None) -> None:
+        """Write down what is added from now on."""
+        self.meter = meter
+
     def keep_untold(self) -> None:
         """Keep what is added from now on, to be taken."""
         self._untold = []
