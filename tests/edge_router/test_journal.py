@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from edge_router.app import build_app
-from edge_router.durable import DurableStreams
+from edge_router.durable import DurableStream, DurableStreams
 from edge_router.journal import AnswerBegun, Entry, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
 from edge_router.request import Head
 from sites.config import ConfigError
@@ -394,8 +394,12 @@ async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_no
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(JournalFile, "read", fail)
+
+    async def work(recording: DurableStream) -> None:
+        raise AssertionError
+
     with pytest.raises(ApiError, match="there is no such stream"):
-        await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant)
+        await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, work)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
     assert streams.as_kept(record) is record, "rather billed twice than not at all"
