@@ -131,7 +131,7 @@ def drafted(*lengths: int, context: int = 8) -> StepInput:
         sequence = Sequence("", [row] * context, SamplingParams(9), b"", num_computed_tokens=context - 1)
         sequence.tables = [BlockTable(range(row * 4096, row * 4096 + context // 4 + 4))]
         chunks.append(Chunk.next_of(sequence, 1, tuple(range(length - 1))))
-    return StepInput.of(chunks, 4)
+    return step_of(chunks, 4)
 
 
 @pytest.mark.parametrize(
