@@ -55,7 +55,7 @@ BODIES: dict[str, type[Body]] = {
             {"tools": [{"type": "function", "function": {"name": "f", "strict": 3}}]},
             "tools[0].function.strict: must be true or false",
         ),
-        ({"tools": [{"type": "code"}]}, 'tools[0].type: must be "function"'),
+        ({"tools": [{"type": "code"}]}, 'tools[0].type: must be "custom" or "function"'),
         (
             {"messages": [{"role": "wizard"}]},
             'messages[0].role: must be "assistant", "developer", "system", "tool" or "user"',

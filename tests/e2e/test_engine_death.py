@@ -1,6 +1,7 @@
 """kill -9 of a real engine host under sixteen streams: each goes on to the very answer it would have given, or ends with an error event."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -246,7 +247,9 @@ def test_a_host_that_hangs_is_killed_and_its_streams_go_on(undisturbed: list[Any
         for stream, expected in zip(streams, undisturbed, strict=True):
             stream.end()
             assert stream.answer == expected
-        assert "took no step for 6 s" in site.log.read_text()
+        assert re.search(
+            r"took no step for \d+ s; restarting", site.log.read_text()
+        )  # 6, or what this machine is measured to need
         assert_idle(site)
     finally:
         end(site)
