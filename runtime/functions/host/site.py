@@ -127,7 +127,7 @@ class SiteFunctions:
         )
         try:
             if self._open_bindings is not None:
-                pool.bindings = self._open_bindings(manifest, self)
+                pool.own(self._open_bindings(manifest, self))
             if served == manifest.name:
                 self._start(pool)
         except Exception:
