@@ -4,34 +4,17 @@ Knows no HTTP, and not where responses are kept (response_store.py).
 """
 
 import asyncio
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from wire.errors import ApiError
 from wire.sse import encode_event
 
-if TYPE_CHECKING:
-    from dialects.response_store import ResponseDatabase
-
 LOST = ApiError("aborted", "the process that made this response ended before it: ask again")
 
 
 _FAILED = "response.failed"
-
-
-class Keeping(NamedTuple):
-    """The place that responses are kept in, how much of them, and for how long."""
-
-    path: Path  # of a file of this process's own
-    max_bytes: int  # 0: none is kept
-    keep_s: float
-    database: "ResponseDatabase | None" = None  # which routers share, instead of a file
-
-    @property
-    def is_on(self) -> bool:
-        return self.max_bytes > 0
 
 
 class PreviousResponse(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from dialects import response_rows as rows
-from dialects.response_store import ResponsesFault, Result, Work
+from dialects.response_database import ResponsesFault, Result, Work
 from wire.database import Connection, Database, DatabaseError, storage_word, transaction
 
 ROOM_BYTES = 64 << 20  # beyond what is kept, twice: for pages that are half empty

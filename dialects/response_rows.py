@@ -8,11 +8,12 @@ each for a transaction of its own, in SQL that both databases read: `?` is a val
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 
 from dialects.kept_responses import LOST, KeptResponse, PreviousResponse, ended_fields, joined
+from dialects.response_database import RowConnection
 from wire.errors import ApiError
 from wire.sse import EventDecoder
 
@@ -25,16 +26,6 @@ NAMES_AT_ONCE = 500  # in a statement
 FOREVER_S = 1e12
 
 Name = tuple[str, str]  # of a response: its tenant and its id
-
-
-class Cursor(Protocol):
-    def fetchone(self) -> Any: ...
-
-    def fetchall(self) -> list[Any]: ...
-
-
-class RowConnection(Protocol):
-    def execute(self, sql: str, values: Sequence[Any] = ..., /) -> Cursor: ...
 
 
 class ResponseRow(NamedTuple):

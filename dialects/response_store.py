@@ -9,22 +9,22 @@ no HTTP, and not which database it is.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from dialects import response_rows as rows
 from dialects.kept_responses import (
     LOST,
-    Keeping,
     KeptResponse,
     PreviousResponse,
     failed_event,
     is_failed_event,
     joined,
 )
-from dialects.response_rows import Name, Progress, ResponseRow, RowConnection
+from dialects.response_database import Keeping, ResponseDatabase, ResponsesFault, Result, Work
+from dialects.response_rows import Name, Progress, ResponseRow
 from wire import background
 from wire.errors import ApiError
 
@@ -35,31 +35,7 @@ TELL_EVERY_S = 0.5  # how far one is
 SEEN_EVERY_S = rows.EXPIRES_S / 4
 FOLLOW_EVERY_S = 0.25  # what another process makes
 
-Result = TypeVar("Result")
-Work = Callable[[RowConnection], Result]
-
 log = logging.getLogger("pilotlight.responses")
-
-
-class ResponsesFault(Exception):
-    """The database cannot be read or written at the moment: the message says why, and `told` as much of it as clients may know."""
-
-    def __init__(self, message: str, told: str | None = None) -> None:
-        super().__init__(message)
-        self.told = message if told is None else told
-
-
-class ResponseDatabase(Protocol):
-    is_shared: bool  # with other processes
-    name: str  # for the log
-
-    async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
-        """Do work in one transaction: the only one at that time, if it writes. Raises ResponsesFault."""
-
-    async def tidy(self, keep_s: float) -> None:
-        """Delete what lies beside it, and has for so long."""
-
-    async def close(self) -> None: ...
 
 
 class ResponseStore:

@@ -20,7 +20,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dialects.asked_responses import AskedResponse, Fields, read_fields
-from dialects.kept_responses import Keeping, KeptResponse
+from dialects.kept_responses import KeptResponse
+from dialects.response_database import Keeping
 from wire.credentials import Access, owner_of, tenant_of
 from wire.errors import ApiError, Dialect
 from wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event

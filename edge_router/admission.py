@@ -60,11 +60,11 @@ class AdmissionFilter:
     def identify(self, head: Head) -> None:
         """Note whose a request is. Raises ApiError for a key that is missing or opens other things."""
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
-            head.holder = self.access.find(head.key)
+            head.hold(self.access.find(head.key))
         elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
-            head.holder = self.access.of_account(head.header(ACCOUNT))
+            head.hold(self.access.of_account(head.header(ACCOUNT)))
         else:
-            head.holder = self.access.holder(head.header("authorization"))
+            head.hold(self.access.holder(head.header("authorization")))
 
 
 def tenant_of(head: Head, secret: str) -> bytes:

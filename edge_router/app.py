@@ -4,12 +4,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dialects.kept_responses import Keeping
+from dialects.response_database import Keeping, ResponseDatabase
 from dialects.responses_app import ResponsesApp
 from edge_router.activity import Operations, RouterActivity
 from edge_router.batches.routes import BatchRoutes
@@ -33,9 +32,6 @@ from sites.network import NetworkConfig
 from wire import background
 from wire.paths import drop_trailing_slash
 
-if TYPE_CHECKING:
-    from dialects.response_store import ResponseDatabase
-
 
 def build_app(
     network: NetworkConfig, *, policy: Policy | None = None, clock: Callable[[], float] = time.monotonic
@@ -48,7 +44,7 @@ class RouterApp(Starlette):
     def __init__(self, router: EdgeRouter) -> None:
         proxy, access = router.proxy, router.admission.access
         self.edge = router
-        self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle)
+        self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
         self.batches = BatchRoutes(proxy, router.batches)
         self.model_lists = ModelLists(proxy)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
@@ -71,7 +67,15 @@ class RouterApp(Starlette):
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         deployments = deployment_api(router.backends, access, router.clocks, proxy.selector.places)
         has_usage = router.accounting.ledger is not None
-        self.page = PageRoutes(self.feed, sessions, functions=deployments, has_usage=has_usage)
+        operations = Operations(router.backends, router.orders)
+        self.page = PageRoutes(
+            self.feed,
+            sessions,
+            functions=deployments,
+            timeline=operations.timeline,
+            actions=operations.by_name(),
+            has_usage=has_usage,
+        )
         own = OwnRoutes(place, proxy, router.places, sessions)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
@@ -101,7 +105,7 @@ def _keeping(network: NetworkConfig) -> Keeping:
     return Keeping(path, max_bytes, kept.keep_days * 86_400, database)
 
 
-def _postgres(url: str) -> "ResponseDatabase":
+def _postgres(url: str) -> ResponseDatabase:
     from edge_router.shared_responses import PostgresResponses
 
     return PostgresResponses(url)
@@ -109,9 +113,7 @@ def _postgres(url: str) -> "ResponseDatabase":
 
 @asynccontextmanager
 async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
-    async with app.edge.running() as orders, background.running(app.feed.run, "the page's feed"):
-        operations = Operations(app.edge.backends, orders)
-        app.page.actions, app.page.timeline = operations.by_name(), operations.timeline
+    async with app.edge.running(), background.running(app.feed.run, "the page's feed"):
         try:
             async with background.running(app.responses.run, "the sweep of kept responses"):
                 yield

@@ -59,7 +59,9 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 class DurableStream:
     """One durable stream. Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
 
-    def __init__(self, name: str, asked: Asked, head: Head, config: DurableConfig) -> None:
+    def __init__(
+        self, name: str, asked: Asked, head: Head, config: DurableConfig, journal: Journal | None = None
+    ) -> None:
         self.name = name
         self.asked = asked
         self.head = head
@@ -68,7 +70,7 @@ class DurableStream:
         self.answer: AnswerBegun | None = None
         self.log = DeliveryLog()
         self.events = EventBuffer()
-        self.journal: Journal | None = None
+        self.journal = journal
         self.task: asyncio.Task[None] | None = None
         self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
@@ -100,10 +102,7 @@ class DurableStream:
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, which is all that is kept of a durable stream"
             raise ApiError("aborted", sentence)
-        points = tuple(self.log.untold or ())
-        if points:
-            self.log.untold = []
-        await self._keep(Told(batch, points))
+        await self._keep(Told(batch, self.log.take_untold()))
 
     async def end_stream(self) -> None:
         """The task's end is the stream's."""
@@ -129,6 +128,10 @@ class DurableStream:
 
     def look(self, now: float, awake_since: float) -> None:
         """It keeps nobody waiting."""
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what fills it, in a task that `cut` ends."""
+        self.task = asyncio.create_task(work)
 
     # what readers call
 
@@ -185,7 +188,6 @@ class DurableStreams:
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
         """Raises OSError where the folder cannot be used."""
         self.config = config
-        self.work: Work | None = None  # fills a recording, and raises nothing
         self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock
         self._all: OrderedDict[str, DurableStream] = OrderedDict()
@@ -197,29 +199,29 @@ class DurableStreams:
     def num_bytes(self) -> int:
         return sum(recording.num_bytes for recording in self._all.values())
 
-    async def start(self, tenant: bytes, client: Downstream, body: bytes) -> DurableStream:
-        """Raises ApiError while those that have not ended fill the memory."""
+    async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
+        """`work` fills it, and raises nothing. Raises ApiError while those that have not ended fill the memory."""
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
         asked = Asked(
             tenant, head.method, head.path, head.target, kept, head.scheme, client.address, client.request_id, body, AnswerName.fresh()
         )  # fmt: skip
-        recording = DurableStream(secrets.token_hex(16), asked, head, self.config)
-        if self.journals is not None:
-            recording.journal = await self.journals.begin(recording.name, asked)
-            recording.log.untold = None if recording.journal is None else []
-        assert self.work is not None
-        self._add(recording, self.work)
+        name = secrets.token_hex(16)
+        journal = None if self.journals is None else await self.journals.begin(name, asked)
+        recording = DurableStream(name, asked, head, self.config, journal)
+        if journal is not None:
+            recording.log.keep_untold()
+        self._add(recording, work)
         return recording
 
-    async def find(self, name: str, head: Head, tenant: bytes) -> DurableStream:
-        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. Raises ApiError: somebody else's
-        stream is none."""
+    async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
+        """Return a stream of this router, or of another one that has the same folder. `head`: of a request for it. `work`: which goes on with it
+        where that router has ended. Raises ApiError: somebody else's stream is none."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
-            recording = await self._found(self.journals, name, head, tenant)
+            recording = await self._found(self.journals, name, head, tenant, work)
         elif recording is not None and recording.journal is not None and not await recording.journal.is_there():
             await self.stop(recording)
             recording = None
@@ -296,7 +298,7 @@ class DurableStreams:
 
     def _add(self, recording: DurableStream, work: Work) -> None:
         self._all[recording.name] = recording
-        recording.task = asyncio.create_task(self._run(recording, work))
+        recording.begin(self._run(recording, work))
 
     async def _leave(self, recording: DurableStream) -> None:
         self._all.pop(recording.name, None)
@@ -307,7 +309,9 @@ class DurableStreams:
             recording.journal.release()
         recording.events.end(self._clock())  # its task may not have begun
 
-    async def _found(self, journals: Journals, name: str, head: Head, tenant: bytes) -> DurableStream | None:
+    async def _found(
+        self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
+    ) -> DurableStream | None:
         """Return another router's stream, followed from now on. Its journal is locked while it is followed, and not after a refusal: another router
         could not go on with the stream. Raises ApiError."""
         try:
@@ -328,19 +332,18 @@ class DurableStreams:
                 return self._all.get(name)
             self._check_room()
             credentials = [pair for pair in head.headers if pair[0] in CREDENTIALS]
-            began = Head(asked.method, asked.path, asked.target, [*asked.headers, *credentials], scheme=asked.scheme)
-            began.holder = head.holder
-            recording = DurableStream(name, asked, began, self.config)
-            recording.journal = journal
+            headers = [*asked.headers, *credentials]
+            began = Head(asked.method, asked.path, asked.target, headers, scheme=asked.scheme, holder=head.holder)
+            recording = DurableStream(name, asked, began, self.config, journal)
             try:
                 is_over = recording.replay(entries)
             except ContinuationError as error:
                 raise ApiError("aborted", f"the stream's journal cannot be read: {error}") from None
-            self._add(recording, partial(self._follow, journal=journal, is_over=is_over))
+            self._add(recording, partial(self._follow, journal=journal, work=work, is_over=is_over))
             unless_followed.pop_all()
             return recording
 
-    async def _follow(self, recording: DurableStream, journal: Journal, *, is_over: bool) -> None:
+    async def _follow(self, recording: DurableStream, journal: Journal, work: Work, *, is_over: bool) -> None:
         """Read along while another router is at work on a stream, and go on with it behind that one's end."""
         try:
             while not (is_over or journal.is_ours):
@@ -356,9 +359,8 @@ class DurableStreams:
         if not recording.may_go_on:
             sentence = "the router that relayed this answer was lost, and such an answer cannot be continued"
             return await recording.refuse(ApiError("upstream_lost", sentence))
-        recording.log.untold = []
-        assert self.work is not None
-        await self.work(recording)
+        recording.log.keep_untold()
+        await work(recording)
 
     async def _run(self, recording: DurableStream, work: Work) -> None:
         journal = recording.journal
@@ -411,19 +413,22 @@ async def accepted(recording: DurableStream, client: Downstream) -> None:
 class StreamRoutes:
     """GET and DELETE of /streams/ID, as an ASGI application."""
 
-    def __init__(self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle) -> None:
-        """`handle`: the proxy's, by which a client is told whatever comes of its request."""
+    def __init__(
+        self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle, work: Work
+    ) -> None:
+        """`handle`: the proxy's, by which a client is told whatever comes of its request; `work`: which goes on with another router's stream."""
         self._recordings = recordings
         self._admission = admission
         self._secret = secret
         self._handle = handle
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Downstream(scope, receive, send)
         await self._handle(client, self._admit(client))
 
     async def _admit(self, client: Downstream) -> None:
-        client.head.holder = self._admission.access.holder(client.head.header("authorization"))
+        client.head.hold(self._admission.access.holder(client.head.header("authorization")))
         await self._admission.limits.ready(client.head)
         with self._admission.limits.admitted(client.head, client.address):
             await client.while_present(self._answer(client))
@@ -431,7 +436,7 @@ class StreamRoutes:
     async def _answer(self, client: Downstream) -> None:
         head = client.head
         name = head.path.removeprefix(PATH)
-        recording = await self._recordings.find(name, head, tenant_of(head, self._secret))
+        recording = await self._recordings.find(name, head, tenant_of(head, self._secret), self._work)
         if head.method == "DELETE":
             await self._recordings.stop(recording)
             return await client.respond(204, [], b"")

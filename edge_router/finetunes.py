@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class SiteFinetunes:
-    def __init__(self, backends: Mapping[str, Backend], places: DataPlaces) -> None:
-        self.orders: SiteOrders | None = None  # while the application runs
+    def __init__(self, backends: Mapping[str, Backend], places: DataPlaces, orders: SiteOrders) -> None:
+        self.orders = orders
         self._backends = backends
         self._places = places
         self._told: dict[str, FinetuneList] = {}  # by site
@@ -140,7 +140,6 @@ class SiteFinetunes:
 
     async def _carry(self, finetune: Finetune, to: Backend) -> str | None:
         """Return why a site does not have it afterwards; None: it does."""
-        assert self.orders is not None
         async with self._carrying:  # one at a time: each is as large as its file
             if finetune.id in self._ids(to, is_whole=True):
                 return None
@@ -158,13 +157,11 @@ class SiteFinetunes:
             return None if finetune.id in self._ids(to, is_whole=True) else why
 
     async def _remove(self, id: str, site: Backend) -> str | None:
-        assert self.orders is not None
         told = await self.orders.exchange("DELETE", site.name, f"{INTERNAL_PATH}/{id}")
         await self._ask(site)
         return None if told.status == 204 else message_of(told.body)
 
     async def _ask(self, site: Backend) -> None:
-        assert self.orders is not None
         told = await self.orders.exchange("GET", site.name, INTERNAL_PATH, most_bytes=LIST_BYTES)
         if told.status != 200:
             return log.warning("site %s does not tell its fine-tunes: %s", site.name, message_of(told.body))

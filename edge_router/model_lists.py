@@ -81,8 +81,7 @@ class ModelLists:
         path, _, text = head.target.partition("?")
         parts = [part for part in text.split("&") if part and part.partition("=")[0] not in ("page", "per_page")]
         target = f"{path}?{'&'.join([*parts, f'per_page={MOST_PER_PAGE}'])}"
-        everything = Head(head.method, head.path, target, head.headers)
-        everything.holder = head.holder
+        everything = Head(head.method, head.path, target, head.headers, holder=head.holder)
         lists = await self._lists(client, everything, "result")
         if isinstance(lists, Answer):
             return lists

@@ -6,7 +6,7 @@ Facts and the rules by which they change. Sending, choosing and telling the clie
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,14 +14,12 @@ from edge_router.policy import MAX_DECLINES, Preference
 from edge_router.relay import DeliveryLog
 from edge_router.request import ValidRequest
 from edge_router.site_failure import SiteFailed
+from edge_router.tracing import RequestTrace
 from edge_router.upstream import AttemptLimits, Lost
 from sites.network import RelayConfig
 from wire.continuation import AnswerName, ContinuationError
 from wire.errors import ApiError
 from wire.usage import ResourceUse
-
-if TYPE_CHECKING:
-    from edge_router.tracing import RequestTrace
 
 MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
 MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
@@ -143,7 +141,9 @@ class StreamRecovery:
 
 
 class ProxiedRequest:
-    def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
+    def __init__(
+        self, request: ValidRequest, config: RelayConfig, started_at: float, trace: RequestTrace | None = None
+    ) -> None:
         self.request = request  # as the next site gets it
         self.started_at = started_at
         self.log = DeliveryLog()
@@ -155,7 +155,7 @@ class ProxiedRequest:
         self.site = ""  # that answered last
         self.status = 0  # of its answer
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
-        self.trace: RequestTrace | None = None
+        self.trace = trace
         self._config = config
 
     def go_on(self, begun: BegunAnswer, now: float) -> None:
@@ -230,6 +230,18 @@ class ProxiedRequest:
     def delivered_tokens(self) -> int:
         """What the client has had of the answer by this router."""
         return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
+
+    def end_trace(self, error: BaseException | None) -> None:
+        """`error`: with which the request ended."""
+        if self.trace is not None:
+            used = self.log.used if self.log.has_begun else self.whole
+            self.trace.end(
+                status=self.status,
+                is_complete=self.is_complete,
+                first_token_s=self.first_token_s,
+                used=None if self.request.model is None else used,
+                error=error,
+            )
 
     @property
     def is_at_first_try(self) -> bool:

@@ -27,7 +27,7 @@ from edge_router.relay import Broken, Forward, SiteDraining, StreamDone
 from edge_router.request import RequestParser, ValidRequest, aside_if_large, wants_durable
 from edge_router.selection import AttemptPace, SiteSelector
 from edge_router.site_failure import SiteFailed
-from edge_router.tracing import Tracing
+from edge_router.tracing import RequestTrace, Tracing
 from edge_router.upstream import Lost, Upstream, UpstreamAttempt, UpstreamResponse
 from sites.network import RelayConfig
 from wire.continuation import ContinuationError
@@ -56,6 +56,7 @@ class Proxy:
         recordings: DurableStreams,
         accounting: Accounting,
         metrics: RouterMetrics,
+        upstream: Upstream,
         clock: Callable[[], float],
         *,
         body_timeout_s: float,
@@ -69,14 +70,13 @@ class Proxy:
         self.recordings = recordings
         self.accounting = accounting
         self.metrics = metrics
-        self.upstream: Upstream | None = None  # open while the application runs
+        self.upstream = upstream  # open while the application runs
         self.tracing = tracing
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[ProxiedRequest] = set()
         self.ended_tokens = 0  # of answers that have ended
         self._open: set[ResponseWriter] = set()
-        recordings.work = self._record
         metrics.watch("open_requests", "Requests under way.", lambda: len(self._open))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
@@ -85,7 +85,6 @@ class Proxy:
 
     async def handle(self, client: ResponseWriter, work: Coroutine[Any, Any, None]) -> None:
         """Do a request's work. Whatever comes of it, it is counted, and the client is told."""
-        assert self.upstream is not None
         watched = self.upstream.silence.watched
         self._open.add(client)
         watched.add(client)
@@ -128,13 +127,14 @@ class Proxy:
         is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
-        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body)
+        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
         if is_async:
             return await accepted(recording, client)
         with suppress(DownstreamGone):  # the stream goes on without it
             await client.while_present(tell(recording, client, 0))
 
-    async def _record(self, recording: DurableStream) -> None:
+    async def record(self, recording: DurableStream) -> None:
+        """Fill a durable stream."""
         with self.admission.limits.held(recording.head, recording.address):
             await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
 
@@ -142,7 +142,7 @@ class Proxy:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         if request.model is not None:
             request = replace(request, data_sites=self.selector.data_sites(request))
-        proxied = self.proxied(request)
+        proxied = self.proxied(request, None if self.tracing is None else self.tracing.begin(request))
         if begun is not None:
             proxied.go_on(begun, self._clock())
         async with self._counted(proxied, "" if begun is None else begun.part):
@@ -153,8 +153,6 @@ class Proxy:
         """Open a scope in which the request counts as under way, and what it uses against its tenant's limits and in the ledger; at its end
         objectives and traces have what became of it. `part`: of a journal that keeps the answer. Raises ApiError."""
         request, limits, charge, reserved, used = proxied.request, self.admission.limits, None, None, 0
-        if self.tracing is not None:
-            proxied.trace = self.tracing.begin(request)
         try:
             # An answer that another router has begun is gone on with, whatever is left.
             may_refuse = not proxied.log.has_begun
@@ -162,7 +160,7 @@ class Proxy:
                 request.head, request.expected_tokens(EXPECTED_TOKENS), may_refuse=may_refuse
             )
             charge = await self.accounting.begin(request, self.selector.own_names, part)
-            proxied.log.meter = None if charge is None else charge.meter
+            proxied.log.count_on(None if charge is None else charge.meter)
             used = request.conversation.tokens
             self.under_way.add(proxied)
             yield
@@ -175,16 +173,14 @@ class Proxy:
                 self.accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
             if objectives is not None and request.model is not None and not request.head.is_for_batch:
                 objectives.count(proxied, self.selector.own_name(request.model), error, took_s)
-            if proxied.trace is not None:
-                proxied.trace.end(proxied, error)
+            proxied.end_trace(error)
 
-    def proxied(self, request: ValidRequest) -> ProxiedRequest:
+    def proxied(self, request: ValidRequest, trace: RequestTrace | None = None) -> ProxiedRequest:
         self.selector.retries.deposit(request.head.owner)
-        return ProxiedRequest(request, self.config, self._clock())
+        return ProxiedRequest(request, self.config, self._clock(), trace)
 
     async def try_sites(self, client: ResponseWriter, proxied: ProxiedRequest, relay: Relay) -> None:
         """`relay` passes a site's response on. Raises ApiError."""
-        assert self.upstream is not None
         selector = self.selector
         while (choice := await selector.next_site(proxied)) is not None:
             route, preference = choice

@@ -73,10 +73,25 @@ class DeliveryLog:
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self.meter: Meter | None = None  # where it is written down
         self.metered_before = ResourceUse()  # by another router, which began the answer
-        self.untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
+        self._untold: list[ResumePoint] | None = None  # since they were last taken, where somebody keeps them
         self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
+
+    def count_on(self, meter: Meter | None) -> None:
+        """Write down what is added from now on."""
+        self.meter = meter
+
+    def keep_untold(self) -> None:
+        """Keep what is added from now on, to be taken."""
+        self._untold = []
+
+    def take_untold(self) -> tuple[ResumePoint, ...]:
+        """Return what was added since this was last asked."""
+        points = tuple(self._untold or ())
+        if points:
+            self._untold = []
+        return points
 
     def add(self, point: ResumePoint) -> None:
         """Raises ContinuationError for a choice that has ended."""
@@ -91,8 +106,8 @@ class DeliveryLog:
         self._last = point
         if self.meter is not None:
             self.meter.count(self.used.minus(self.metered_before))
-        if self.untold is not None:
-            self.untold.append(point)
+        if self._untold is not None:
+            self._untold.append(point)
 
     @property
     def used(self) -> ResourceUse:

@@ -93,6 +93,7 @@ class Head:
         *,
         scheme: str = "http",
         is_websocket: bool = False,
+        holder: Key | None = None,
     ) -> None:
         """`path` is decoded, `target` as it was sent, query included; headers' names are lower case; `scheme` is the connection's."""
         self.method = method
@@ -102,10 +103,14 @@ class Head:
         self.scheme = scheme
         self.is_websocket = is_websocket  # it asks for one
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
-        self.holder: Key | None = None  # the known key that it has, once it is admitted
+        self.holder = holder  # the known key that it has, once it is admitted
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # nobody waits for its answer, and its request id is its own
         self._first = dict(reversed(headers))
+
+    def hold(self, holder: Key | None) -> None:
+        """Note the known key that it has."""
+        self.holder = holder
 
     def header(self, name: str) -> str:
         """Return the first of that name, or nothing."""

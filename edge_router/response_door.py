@@ -37,7 +37,6 @@ class ResponseDoor:
     async def _body(self, client: Downstream, limit: int) -> bytes:
         """Raises ApiError, ClientGone."""
         proxy = self._proxy
-        assert proxy.upstream is not None
         watched = proxy.upstream.silence.watched
         watched.add(client)
         try:

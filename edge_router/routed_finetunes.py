@@ -104,7 +104,6 @@ class RoutedFinetunes:
 
     async def _ask(self, client: Downstream, site: str, path: str, body: bytes) -> Answer:
         head, orders = client.head, self._finetunes.orders
-        assert orders is not None
         headers = {"content-type": head.header("content-type")} if head.has("content-type") else {}
         if head.holder is not None:
             headers[ACCOUNT] = head.holder.account.name

@@ -14,6 +14,7 @@ from edge_router.client_places import ClientPlaces
 from edge_router.data_places import DataPlaces
 from edge_router.discovery import static_backends
 from edge_router.durable import DurableStreams
+from edge_router.finetunes import SiteFinetunes
 from edge_router.health import HealthMonitor, client_session, connection_trace, connector, status_fetch
 from edge_router.hints import WakeHints
 from edge_router.ledger.accounting import Accounting
@@ -59,14 +60,20 @@ class EdgeRouter:
         self.places = ClientPlaces.of(network.clients)
         self.recordings = _recordings(network, self.secret, clock)
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
+        self.clocks = SiteClocks([*self.backends])
+        self.orders = SiteOrders({site.name: site.url for site in self.backends.values()}, self.secret, self.clocks)
+        self._hints = WakeHints(self.orders, self.metrics.registry)
+        data = DataPlaces(network)
+        finetunes = SiteFinetunes(self.backends, data, self.orders)
         self.proxy = Proxy(
             relay,
             self.admission,
             RequestParser(self.secret, relay.max_hops, self.places.place),
-            SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, DataPlaces(network)),
+            SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints),
             self.recordings,
             self.accounting,
             self.metrics,
+            Upstream(relay, self.secret, self.clocks),
             clock,
             body_timeout_s=network.door.body_timeout_s,
             tracing=_tracing(network),
@@ -75,14 +82,12 @@ class EdgeRouter:
         self.objectives = _objectives(network)
         if self.objectives is not None:
             self.metrics.judge(self.objectives)
-        self.clocks = SiteClocks([*self.backends])
         self.tunnels = Tunnels(self.proxy)
         self._watch()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[SiteOrders]:
-        """Probe sites, and work beside requests. Returns what gives orders to sites."""
-        urls = {backend.name: backend.url for backend in self.backends.values()}
+    async def running(self) -> AsyncIterator[None]:
+        """Probe sites, and work beside requests."""
         async with AsyncExitStack() as stack:
             if self.proxy.tracing is not None:
                 stack.push_async_callback(asyncio.to_thread, self.proxy.tracing.close)
@@ -94,36 +99,29 @@ class EdgeRouter:
             for name, store in stores:  # told of requests to the last one
                 if store is not None:
                     await stack.enter_async_context(_at_work(store, name))
-            upstream = await stack.enter_async_context(Upstream(self.network.relay, self.secret, self.clocks))
+            await stack.enter_async_context(self.proxy.upstream)
             tcp = await stack.enter_async_context(connector())
             probing = await stack.enter_async_context(client_session(tcp, self.network.relay, connection_trace()))
-            orders = SiteOrders(probing, urls, self.secret, self.clocks)
-            hints = await stack.enter_async_context(WakeHints(orders, self.metrics.registry))
+            stack.enter_context(self.orders.by(probing))
+            await stack.enter_async_context(self._hints)
             fetch = status_fetch(probing, self.secret, self.clocks)
             monitor = HealthMonitor(self.backends.values(), fetch, self.network.health, self.clock)
-            for name, work in (("the probes of sites", monitor.run), *self._works(orders)):
+            for name, work in (("the probes of sites", monitor.run), *self._works()):
                 await stack.enter_async_context(background.running(work, name))
-            self.proxy.upstream, self.proxy.selector.hints = upstream, hints
-            stack.callback(self._disconnect)
             if self.batches is not None:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
             stack.push_async_callback(self.recordings.close)
-            yield orders
+            yield
 
-    def _works(self, orders: SiteOrders) -> Iterator[tuple[str, background.Work]]:
+    def _works(self) -> Iterator[tuple[str, background.Work]]:
         if self.recordings.journals is not None:
             yield "the sweep of durable streams", self.recordings.sweep
         if self.places.database is not None:
             yield "the watch over clients.geo_database", self.places.database.watch
         if self.secret:  # without it no site answers
-            finetunes = self.proxy.selector.finetunes
-            finetunes.orders = orders
-            yield "carrying fine-tunes between sites", finetunes.run
+            yield "carrying fine-tunes between sites", self.proxy.selector.finetunes.run
             if self.accounting.ledger is not None:
-                yield "collecting what functions have used", SiteUsage(self.backends, orders, self.accounting).run
-
-    def _disconnect(self) -> None:
-        self.proxy.upstream = self.proxy.selector.hints = None
+                yield "collecting what functions have used", SiteUsage(self.backends, self.orders, self.accounting).run
 
     def _watch(self) -> None:
         watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
@@ -138,9 +136,7 @@ class EdgeRouter:
         if (shared := self.shared) is not None:
             watch("quota_leases", "Parts of accounts' limits that are lent to this router.", lambda: len(shared))
             watch("quotas_failing", "1 while their store cannot be asked.", lambda: float(shared.fault is not None))
-        watch(
-            "site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open if proxy.upstream else 0
-        )
+        watch("site_connections", "Connections to sites.", lambda: proxy.upstream.pool.num_open)
 
 
 class _Store(Protocol):

@@ -50,12 +50,14 @@ class SiteSelector:
         metrics: RouterMetrics,
         clock: Callable[[], float],
         places: DataPlaces,
+        finetunes: SiteFinetunes,
+        hints: WakeHints,
     ) -> None:
         self.backends = backends
         self.places = places
-        self.finetunes = SiteFinetunes(backends, places)
+        self.finetunes = finetunes
         self.retries = RetryBudget(clock)
-        self.hints: WakeHints | None = None  # while the application runs
+        self._hints = hints
         self._policy = policy
         self._sessions = sessions
         self._metrics = metrics
@@ -115,8 +117,8 @@ class SiteSelector:
         tries.is_paid = False
         while not proxied.is_out_of_tries(self._clock()):
             route, preferences = self.rank(proxied.request)
-            if len(preferences) > 1 and self.hints is not None and proxied.is_at_first_try:
-                self.hints.consider(route.model, preferences)
+            if len(preferences) > 1 and proxied.is_at_first_try:
+                self._hints.consider(route.model, preferences)
             for preference in preferences:
                 if preference.backend.name not in tries.excluded:
                     return route, preference

@@ -28,6 +28,7 @@ from sites.reloading import read_again
 from sites.rules import is_loopback
 from wire import background
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from wire.http.limits import HttpLimits
 from wire.http.listen import (
     GRACE_S,
     ListenError,
@@ -39,7 +40,7 @@ from wire.http.listen import (
     url_of,
 )
 from wire.http.middleware import BodyBudget, OriginCheck, Origins
-from wire.http.server import HttpLimits, Server
+from wire.http.server import Server
 from wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from wire.logs import start_logging
 from wire.paths import API_PATHS

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from dialects import response_rows as rows
-from dialects.response_store import ResponsesFault, Result, Work
+from dialects.response_database import ResponsesFault, Result, Work
 from edge_router.ledger.postgres import Connection, PostgresDatabase
 from edge_router.ledger.store import UsageStoreError
 

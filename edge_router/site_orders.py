@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from typing import NamedTuple
 
@@ -23,13 +24,21 @@ class SiteAnswer(NamedTuple):
 
 
 class SiteOrders:
-    def __init__(
-        self, session: aiohttp.ClientSession, urls: Mapping[str, str], secret: str | None, clocks: SiteClocks
-    ) -> None:
+    """Sends while it has a session: `with orders.by(session)`."""
+
+    def __init__(self, urls: Mapping[str, str], secret: str | None, clocks: SiteClocks) -> None:
         """`urls` of the sites by name."""
-        self._session = session
+        self._session: aiohttp.ClientSession | None = None
         self._urls = urls
         self.secret, self._clocks = secret or "", clocks
+
+    @contextmanager
+    def by(self, session: aiohttp.ClientSession) -> Iterator[None]:
+        self._session = session
+        try:
+            yield
+        finally:
+            self._session = None
 
     async def exchange(
         self,
@@ -43,6 +52,7 @@ class SiteOrders:
         most_bytes: int = MAX_ANSWER,
     ) -> SiteAnswer:
         """Send a request and return the answer, cut at `most_bytes`. A large body is signed in a thread."""
+        assert self._session is not None
         named = {"content-type": "application/json", **(headers or {}), REQUEST_ID: (request_id := uuid.uuid4().hex)}
         try:
             async with asyncio.timeout(timeout_s):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from edge_router.proxied import ProxiedRequest
 from edge_router.request import ValidRequest
 from sites.config import ConfigError
 from wire.errors import ApiError
 from wire.tracing import PARENT_HEADERS, Spans
+from wire.usage import ResourceUse
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -82,22 +82,28 @@ class RequestTrace:
             self._try.end()
             self._try = None
 
-    def end(self, proxied: ProxiedRequest, error: BaseException | None) -> None:
-        """`error`: with which the request ended."""
-        self.end_try("" if proxied.is_complete else "cut")
+    def end(
+        self,
+        *,
+        status: int,
+        is_complete: bool,
+        first_token_s: float | None,
+        used: ResourceUse | None,
+        error: BaseException | None,
+    ) -> None:
+        """`used`: by a model. `error`: with which the request ended."""
+        self.end_try("" if is_complete else "cut")
         span = self._span
-        if proxied.request.model is not None:
-            used = proxied.log.used if proxied.log.has_begun else proxied.whole
+        if used is not None:
             span.set_attribute("gen_ai.usage.input_tokens", used.prompt)
             span.set_attribute("gen_ai.usage.cache_read.input_tokens", used.cached)
             span.set_attribute("gen_ai.usage.output_tokens", used.output)
-        if proxied.first_token_s is not None:
-            span.set_attribute("pilotlight.first_token_s", proxied.first_token_s)
-        if proxied.status:
-            span.set_attribute("http.response.status_code", proxied.status)
-        if error is not None or proxied.status >= 500:
+        if first_token_s is not None:
+            span.set_attribute("pilotlight.first_token_s", first_token_s)
+        if status:
+            span.set_attribute("http.response.status_code", status)
+        if error is not None or status >= 500:
             self._spans.fail(
-                span,
-                error.word if isinstance(error, ApiError) else type(error).__name__ if error else str(proxied.status),
+                span, error.word if isinstance(error, ApiError) else type(error).__name__ if error else str(status)
             )
         span.end()

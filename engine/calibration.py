@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, TokenizerError
 from engine.kv.layout import CacheLayout
 from engine.models.registry import find_family
 from engine.planning.model import choose_dtype_name
 from engine.runner import ModelRunner
-from engine.tokenizer import Tokenizer, TokenizerError
+from engine.tokenizer import Tokenizer
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.config import read_config
 from engine.weights.filling import ReadingProgress, fill

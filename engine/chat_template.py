@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.content_parts import part_roles, with_parts
+from engine.errors import TokenizerError
 from engine.plain_files import read_text
-from engine.tokenizer import TokenizerError, read_json, read_special_tokens
+from engine.tokenizer import read_json, read_special_tokens
 
 if TYPE_CHECKING:
     from jinja2 import Template

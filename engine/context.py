@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.adapters.bank import AdapterRows
+from engine.adapters.rows import AdapterRows
 from engine.batch import Batch
 from engine.kv.layout import LayerCache
 

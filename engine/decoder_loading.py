@@ -26,9 +26,9 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.shared_tiers import SharedTiers
 from engine.kv.tiers import Tiers
 from engine.kv_memory import KvMemory
-from engine.loaded_model import LoadedModel, start_moving
-from engine.model_loading import ModelLoading
-from engine.models.registry import Model
+from engine.loaded_model import LoadedModel
+from engine.model_loading import ModelLoading, start_moving
+from engine.models.model import Model
 from engine.parallel.one_rank import OneRank
 from engine.protocol import ModelInfo
 from engine.runner import ModelRunner

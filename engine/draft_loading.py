@@ -24,7 +24,8 @@ from engine.kv.layout import CachedLayer, CacheLayout, CacheSegment
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
 from engine.models.eagle3 import Eagle3Head
-from engine.models.registry import Model, find_family
+from engine.models.model import Model
+from engine.models.registry import find_family
 from engine.parallel.part_runner import PartRunner
 from engine.phases import Phases
 from engine.planning.parallelism import Parallelism

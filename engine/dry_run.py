@@ -14,7 +14,7 @@ from engine.context import Context
 from engine.description.registry import ArchitectureConfig
 from engine.kv.layout import CacheLayout, LayerCache
 from engine.models.decoder import Decoder, Layer
-from engine.models.registry import Family, Model
+from engine.models.model import Family, Model
 from engine.pooling import PIECES
 from engine.protocol import Pooling
 from engine.weights.formats.format import WeightFormat

@@ -21,3 +21,7 @@ class RankLostError(Exception):
 
 class ImageError(Exception):
     """An image cannot be read, or not be encoded."""
+
+
+class TokenizerError(Exception):
+    """A tokenizer cannot be used, or a text cannot be encoded; the message says why."""

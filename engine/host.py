@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from engine.bootstrap import store
 from engine.errors import RankLostError
 from engine.hosted_models import HostedModels
-from engine.loader import Loader, ModelLoader, ServedModel
+from engine.loader import Loader, ModelLoader
 from engine.open_sequences import error_output
-from engine.preparation import configure_process
+from engine.process import configure_process
 from engine.protocol import (
     Abort,
     Command,
@@ -36,6 +36,7 @@ from engine.protocol import (
     Submit,
     UnloadModel,
 )
+from engine.served_model import ServedModel
 from engine.step_frames import StepFrames
 from engine.step_journal import HeldSequences, StepJournal
 from engine.transport import FrontEndGone, HostTransport

@@ -5,8 +5,9 @@ Knows which answers of the loader are still wanted; refuses to know sequences, s
 
 from typing import TYPE_CHECKING
 
-from engine.loader import Loader, ServedModel
+from engine.loader import Loader
 from engine.protocol import LoadProgress, ModelFailed, ModelReady, ModelSpec, ModelUnloaded
+from engine.served_model import ServedModel
 from engine.step_frames import StepFrames
 from engine.transport import HostTransport
 

@@ -11,6 +11,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from engine.chunk_steps import step_of
 from engine.plan import Chunk
 from engine.results import RunResult, SampledToken
 from engine.sequence import Sequence
@@ -110,7 +111,7 @@ class InFlightSteps:
     def forward(self, chunks: SequenceOf[Chunk], begun_texts: frozenset[int]) -> ForwardedStep:
         """Start the forward pass of a step."""
         row_of = self._steps[-1].row_of() if self._steps and self.feeds_next else None
-        step = StepInput.of(chunks, self._block_size, row_of, begun_texts)
+        step = step_of(chunks, self._block_size, row_of, begun_texts)
         return ForwardedStep(chunks, step.num_decodes, self._runner.forward(step))
 
     def choose(

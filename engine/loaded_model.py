@@ -4,12 +4,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.engine import Engine
 from engine.kv.lease import Lease, Reservation
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.parallel.one_rank import OneRank
-from engine.parallel.part_runner import PartRunner
 from engine.protocol import ModelSpec
-from engine.runner import ModelRunner
-from engine.weights.load import FilledModel
 from engine.weights.relocation import HugePages, Relocation
 
 if TYPE_CHECKING:
@@ -35,11 +32,3 @@ class LoadedModel(NamedTuple):
         self.group.drop(self.spec.name)
         if self.place is not None:
             self.place.close()
-
-
-def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
-    if loaded.pending is not None:
-        if isinstance(runner, PartRunner):
-            runner.balancer.may_write = False
-        return Relocation(loaded.pending, runner.replace_model)
-    return HugePages.start(loaded.memory)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.bootstrap import store
 from engine.errors import CheckpointError
-from engine.preparation import at_low_priority, prepare
+from engine.preparation import prepare
+from engine.process import at_low_priority
 from engine.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from engine.served_model import ServedModel
 from engine.validation import host_problem
 from engine.weights.digests import check_sound, verify_in_background
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
     from engine.kv.shared_tiers import SharedTiers
     from engine.kv_memory import KvMemory
     from engine.loaded_model import LoadedModel
@@ -33,17 +34,6 @@ log = logging.getLogger(__name__)
 _PROGRESS_INTERVAL_S = 0.05
 _LAST_LOAD_S = 1.0
 _LOOK_S = 0.5
-
-
-class ServedModel(Protocol):
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def engine(self) -> "Engine": ...
-
-    def close(self) -> None:
-        """End a model that is no longer used."""
 
 
 class Loader(Protocol):

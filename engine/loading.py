@@ -13,8 +13,8 @@ from engine.errors import CheckpointError
 from engine.kv.layout import CacheLayout
 from engine.kv.shared_tiers import SharedTiers
 from engine.kv_memory import KvMemory
-from engine.loaded_model import LoadedModel, start_moving
-from engine.model_loading import ModelLoading, opened_source
+from engine.loaded_model import LoadedModel
+from engine.model_loading import ModelLoading, opened_source, start_moving
 from engine.protocol import HostConfig, ModelSpec
 from engine.weights.filling import ReadingProgress
 

@@ -21,7 +21,8 @@ from engine.kv.groups import Windows
 from engine.kv.layout import CacheLayout, in_fp8
 from engine.models.decoder import Decoder
 from engine.models.draft_layers import DraftLayers
-from engine.models.registry import Family, Model, find_family
+from engine.models.model import Family, Model
+from engine.models.registry import find_family
 from engine.parallel.part_runner import PartRunner
 from engine.phases import Phases
 from engine.plan import SchedulerLimits
@@ -40,6 +41,7 @@ from engine.weights.formats.registry import read_format
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.load import FilledModel, WeightLoad
 from engine.weights.loader import WeightLoader
+from engine.weights.relocation import HugePages, Relocation
 from engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from engine.weights.source import DTYPE_NAMES, WeightSource
 from engine.weights.storage import MetaStorage
@@ -321,6 +323,15 @@ class ModelLoading(NamedTuple):
             1 if self.links is None else Parallelism.of_host(host).copies,
             whole_prompts,
         )
+
+
+def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+    """Start moving a model's weights to where they are read faster."""
+    if loaded.pending is not None:
+        if isinstance(runner, PartRunner):
+            runner.balancer.may_write = False
+        return Relocation(loaded.pending, runner.replace_model)
+    return HugePages.start(loaded.memory)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

@@ -6,35 +6,17 @@ it is not waited for, and the cores belong to those who are waited for. Refuses 
 
 import gc
 import logging
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from engine.fallbacks import fallbacks
+from engine.process import at_low_priority
 from engine.protocol import VERSION, HostConfig, HostReady
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# torch's idle threads would look for work for milliseconds, on the cores that the CPU library's threads compute on.
-SPIN_COUNT = "1000"
-# Steps of Linux's "nice": a thread of one above has three times this one's share of a core they both want. More steps, and a standby of a
-# machine that is never idle would not be ready within a minute.
-_STEPS_BACK = 5
-
-
-def configure_process() -> None:
-    """Set what libraries read when they are imported, before anything else in a process that is an engine host's alone. Numpy gets no threads of
-    its own: nothing there computes with it."""
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def import_libraries() -> None:
@@ -55,35 +37,12 @@ def prepare(config: HostConfig, is_standby: bool) -> HostReady:
     return at_low_priority(lambda: _prepare(config, is_standby)) if is_standby else _prepare(config, is_standby)
 
 
-def at_low_priority(work: Callable[[], T]) -> T:
-    """Call `work` in a thread of lower priority that ends with it: those that serve later keep the process's priority. Raises what it raises."""
-    results: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        # there a thread has a priority of its own, which only a privileged one may raise again
-        if sys.platform == "linux":
-            me = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _STEPS_BACK))
-        try:
-            results.append(work())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="preparation", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
 def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
     clock = _StageClock()
     import_libraries()
     import torch
 
-    from engine.kv_memory import choose_device
+    from engine.device import choose_device
     from kernels.cpu import library
     from kernels.dispatch import takes_triton
 

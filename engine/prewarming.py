@@ -4,8 +4,8 @@ Measured on an H100, 8B: the first load of a process takes seconds longer than t
 does not reach by itself.
 """
 
+from engine.device import choose_device
 from engine.kv.arena import Arena
-from engine.kv_memory import choose_device
 from engine.model_loading import opened_source
 from engine.protocol import HostConfig, ModelSpec
 

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from engine.adapters.bank import AdapterBank, AdapterRows
+from engine.adapters.bank import AdapterBank
 from engine.adapters.content import SlotContent
+from engine.adapters.rows import AdapterRows
 from engine.batch import Batch, build_batch
+from engine.chunk_steps import scratch_step
 from engine.context import Context
 from engine.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
 from engine.errors import StepError
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.pooling import TextPooling
 from engine.results import RunResult
 from engine.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
-from engine.step import ChoiceRow, StepInput, scratch_step
+from engine.step import ChoiceRow, StepInput
 from engine.transfer import Mark, to_device, to_host
 from engine.vision.memory import ImageMemory
 from engine.weights.embedding_recipe import EmbeddingRecipe

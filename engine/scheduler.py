@@ -69,7 +69,7 @@ class Scheduler:
         self._arrivals = count()
         if lease is not None:
             self._arrivals = lease.arrivals
-            lease.user = self.preemption
+            lease.serve(self.preemption)
 
     @property
     def has_work(self) -> bool:

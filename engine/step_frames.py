@@ -6,8 +6,8 @@ Also a heartbeat while nothing is computed. Refuses to know commands and loads.
 import time
 from collections.abc import Collection, Sequence
 
-from engine.loader import ServedModel
 from engine.protocol import HostPhases, StepOutput, TokenOutput
+from engine.served_model import ServedModel
 from engine.transport import HostTransport
 
 HEARTBEAT_S = 0.5

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from engine.errors import TokenizerError
 from engine.plain_files import read_text
 from engine.spelling import spelling_of
 
@@ -45,10 +46,6 @@ _SENTENCE_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-
 _SHIELDED = re.compile(f"{SHIELD_BEGIN}((?:(?!{SHIELD_BEGIN}).)*?){SHIELD_END}", re.DOTALL)
 
 JSON = Any  # str, number, bool, None, and lists, tuples and dicts of them
-
-
-class TokenizerError(Exception):
-    """A tokenizer cannot be used, or a text cannot be encoded; the message says why."""
 
 
 class Tokenizer:

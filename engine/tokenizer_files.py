@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.errors import TokenizerError
 from engine.plain_files import read_bytes, read_text
 from engine.spelling import BYTE_LEVEL_ALPHABET
-from engine.tokenizer import TokenizerError
 
 # How Kimi's models cut a text, by the tokenization_kimi.py beside their weights; their other files do not say it.
 KIMI_PATTERN = "|".join([

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from kernels.cpu import coded
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 from kernels.dispatch import operation
 from kernels.weight import Weight, check_product
 

@@ -12,7 +12,7 @@ from kernels import tuning
 from kernels.activation import FUSED
 from kernels.checks import FLOATS, ArgumentCheck, placed
 from kernels.cpu import ops
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 from kernels.dispatch import operation
 from kernels.weight import GatedActivation
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.activation import FUSED
 from kernels.checks import ArgumentCheck
 from kernels.cpu import lossless as native
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 from kernels.dispatch import operation
 from kernels.weight import GatedActivation, Weight, check_product
 

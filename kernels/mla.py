@@ -14,7 +14,7 @@ from kernels.checks import FLOATS, ArgumentCheck, placed
 from kernels.decode_attention import attend_by_torch as decode_by_torch
 from kernels.dispatch import operation
 from kernels.paged import can_read, can_read_batch, check_blocks, check_slots, require_batch, require_tables
-from kernels.prefill_attention import attend_by_torch as prefill_by_torch
+from kernels.prefill_by_torch import attend_by_torch as prefill_by_torch
 from kernels.rotary import turned
 from kernels.varlen import VarlenBatch
 

@@ -9,10 +9,10 @@ import torch
 
 from kernels.attention_rule import AttentionRule
 from kernels.cpu import ops
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 from kernels.dispatch import operation
-from kernels.prefill_attention import attend_by_torch
 from kernels.prefill_attention import check as _check
+from kernels.prefill_by_torch import attend_by_torch
 from kernels.varlen import VarlenBatch
 
 

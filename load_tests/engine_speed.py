@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine.chunk_steps import scratch_step, step_of
 from engine.description.decoder_config import LayerKind
 from engine.description.dense import DenseConfig
 from engine.description.rotary import RotaryRule
@@ -26,7 +27,7 @@ from engine.protocol import ModelInfo, SamplingParams, Submit
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.stats import StepTimes
-from engine.step import StepInput, greedy_rows, scratch_step
+from engine.step import StepInput, greedy_rows
 from engine.weights.loader import WeightLoader
 from engine.weights.storage import WeightStorage
 from kernels.cpu import library, pages
@@ -137,7 +138,7 @@ def decode_step(tables: list[list[int]], num_tokens: int) -> StepInput:
         sequence = Sequence("", [7] * num_tokens, SamplingParams(1), b"", num_computed_tokens=num_tokens - 1)
         sequence.tables = [BlockTable(table)]
         chunks.append(Chunk.next_of(sequence, 1))
-    return StepInput.of(chunks, BLOCK_SIZE)
+    return step_of(chunks, BLOCK_SIZE)
 
 
 def compute(runner: ModelRunner, step: StepInput) -> None:

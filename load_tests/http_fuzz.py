@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
+from wire.http.limits import HttpLimits
 from wire.http.listen import bind
-from wire.http.server import HttpLimits
 from wire.http.stock_servers import SERVERS, make_server
 
 ANSWER_S = 1.0  # for a server to say something; what says nothing by then waits for more

@@ -1,7 +1,7 @@
 """The page's routes, for a router or a site to mount: `/` for browsers, its files and feed under `/page/`. What they raise as ApiError the
 application round them answers."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,12 @@ class PageRoutes:
         *,
         functions: FunctionsSource | None = None,
         timeline: Timeline | None = None,
+        actions: Mapping[str, Action] | None = None,
         has_usage: bool = False,
     ) -> None:
-        """`has_usage`: GET /usage tells what accounts have used."""
-        self.timeline = timeline
-        self.actions: dict[str, Action] = {}  # by name: what an operator may do to a site or to a model there
+        """`actions`: by name, what an operator may do to a site or to a model there. `has_usage`: GET /usage tells what accounts have used."""
+        self._timeline = timeline
+        self._actions = actions or {}
         self._functions = functions
         self._has_usage = has_usage
         self._index = (STATIC / "index.html").read_bytes()
@@ -95,7 +96,7 @@ class PageRoutes:
         return {
             "name": visitor.name,
             "is_admin": visitor.is_admin,
-            "actions": [*self.actions],
+            "actions": [*self._actions],
             "sees_usage": self._has_usage and visitor.is_admin,
         }
 
@@ -124,9 +125,9 @@ class PageRoutes:
     async def spans(self, request: Request) -> Response:
         """Return what took how long at a site's start and at its models' wakes: `?site=`."""
         self._sessions.visitor(request)
-        if self.timeline is None:
+        if self._timeline is None:
             raise ApiError("not_found", "no site's timeline can be read here")
-        found = await self.timeline(request.query_params.get("site", ""))
+        found = await self._timeline(request.query_params.get("site", ""))
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def versions(self, request: Request) -> Response:
@@ -147,9 +148,9 @@ class PageRoutes:
         """POST {"action": NAME, "site": NAME, "model": NAME}."""
         self._sessions.actor(request)
         fields = await _fields(request)
-        action = self.actions.get(fields.get("action", ""))
+        action = self._actions.get(fields.get("action", ""))
         if action is None:
-            raise ApiError("invalid_request", f"action must be one of {', '.join(self.actions)}", param="action")
+            raise ApiError("invalid_request", f"action must be one of {', '.join(self._actions)}", param="action")
         await action(fields.get("site", ""), fields.get("model", ""))
         return _json({"done": True}, 202)
 

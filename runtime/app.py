@@ -43,9 +43,10 @@ def build_app(
     *,
     launchers: Sequence[Launcher] | None = None,
     hop_secret: str | None = None,
+    url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given.
-    Raises ConfigError."""
+    """`launchers` start the engine hosts, one for each device (by default processes); `hop_secret` comes from the environment unless given; `url`
+    is where it listens. Raises ConfigError."""
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
@@ -57,7 +58,7 @@ def build_app(
     if launchers is None:  # without a model there is nothing that an engine host would do
         has_models = bool(config.models)
         launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
-    return SiteApp(Site(config, launchers, secret), secret)
+    return SiteApp(Site(config, launchers, secret, url), secret)
 
 
 class SiteApp(Starlette):
@@ -138,7 +139,5 @@ def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     from runtime.functions.service import FunctionsService
     from runtime.inference import SiteInference
 
-    service = FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret)
-    if site.tracing is not None:
-        service.served.functions.trace = site.tracing.invocation
-    return service
+    trace = None if site.tracing is None else site.tracing.invocation
+    return FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret, trace)

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from dialects.requests import Conversation, ValidGeneration
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineError
+from engine.errors import TokenizerError
 from engine.formats import Part
 from engine.grammar_check import GrammarVocabulary
 from engine.protocol import AdapterSource, Constraint, SamplingParams, Submit, TokenLogprobs, TokenOutput
-from engine.tokenizer import TokenizerError
 from runtime.admission import RETRY_AFTER_S, Admission
 from runtime.answer_form import AnswerForm, CheckGrammar
 from runtime.engines.continuation import Continuations
@@ -31,7 +31,7 @@ from runtime.metrics import Measure, RequestMetrics
 from runtime.output_processor import Delta, DivergedError, OutputProcessor, joined
 from runtime.prompts import EncodedPrompt, encode
 from runtime.resumption import Submits, resumed
-from runtime.tracing import SiteTracing
+from runtime.tracing import GenerationSpan, SiteTracing
 from runtime.traffic import Traffic
 from runtime.usage_counter import UsageCounter
 from wire.chat import FinishReason, Usage
@@ -99,12 +99,14 @@ class Generator:
                 async with generation.running(self.engine, submits, request.data_sites):
                     measure.answer = generation
                     if span is not None:
-                        span.follow(generation)
+                        span.submitted()
                     self.traffic.arrived(request.model)
                     try:
                         yield generation
                     finally:
                         self._note_traffic(request, model, generation)
+                        if span is not None:
+                            generation.tell(span)
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.num_choices)
 
@@ -153,8 +155,8 @@ class Generation:
         """`processors`: one for each choice. `left_out`: fields of the request that the answer is not held to."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
-        self.first_output_ns = 0  # when it came, since the epoch
-        self.queue_us = 0  # for which the engine let the first sequence wait
+        self._first_output_ns = 0  # when it came, since the epoch
+        self._queue_us = 0  # for which the engine let the first sequence wait
         self.route = ""  # on which hosts the first sequence is computed, where there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
         self._choices = [
@@ -217,6 +219,15 @@ class Generation:
         """The first choice's, once all have ended."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
+    def tell(self, span: GenerationSpan) -> None:
+        """Write what the engine has done by now into a span."""
+        span.computed(
+            self.counter.resource_use(),
+            self.finish_reason,
+            first_output_ns=self._first_output_ns,
+            queue_us=self._queue_us,
+        )
+
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield all that is ready of a choice at a time as one delta. Each choice ends with a delta that has a finish reason. Raises the first error
         of any sequence once everything before it has been taken.
@@ -263,8 +274,8 @@ class Generation:
             self._news.set()
 
     def _push(self, choice: "_OpenChoice", output: TokenOutput) -> None:
-        if not self.first_output_ns:
-            self.first_output_ns, self.queue_us = time.time_ns(), output.queue_us
+        if not self._first_output_ns:
+            self._first_output_ns, self._queue_us = time.time_ns(), output.queue_us
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -49,6 +49,9 @@ class _Check:
         self.has_begun = False  # it is checked to the end then, whoever leaves
         self.task: asyncio.Task[_Verdict | ApiError]
 
+    def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
+        self.task = asyncio.create_task(work, name="grammar")
+
 
 class GrammarChecks:
     def __init__(
@@ -68,7 +71,7 @@ class GrammarChecks:
             return known.refusal
         if (check := self._checks.get((owner, key))) is None:
             check = self._checks[owner, key] = _Check((owner, key))
-            check.task = asyncio.create_task(self._check(check, vocabulary, constraint, owner, key), name="grammar")
+            check.begin(self._check(check, vocabulary, constraint, owner, key))
             check.task.add_done_callback(lambda _: self._forget(check))
         check.waiters += 1
         try:

@@ -27,6 +27,7 @@ from sites.reloading import read_again
 from sites.rules import is_loopback
 from sites.site import SiteConfig, load_site
 from wire.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
+from wire.http.limits import HttpLimits
 from wire.http.listen import (
     GRACE_S,
     KEEP_ALIVE_S,
@@ -39,7 +40,6 @@ from wire.http.listen import (
     url_of,
 )
 from wire.http.middleware import OriginCheck, Origins
-from wire.http.server import HttpLimits
 from wire.http.stock_servers import check_installed, make_server
 from wire.logs import start_logging
 from wire.paths import API_PATHS
@@ -96,7 +96,7 @@ def run(
             local_directory(model.source)
         check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
-        app = build_app(site)
+        app = build_app(site, url=url_of(listener))
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
         app.site.timeline.note("site listens", imported_at)
     except (ListenError, ConfigError, SourceError) as error:
@@ -123,10 +123,10 @@ async def serve_app(
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
-    """Serve on a bound socket, which it takes over. `stop` begins the drain, as do the stop signals when none is given, of which a second one
-    cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load` reads `file` again at
-    SIGHUP."""
-    url = app.site.url = url_of(listener)
+    """Serve on a bound socket, which it takes over, at the URL that the application was built for. `stop` begins the drain, as do the stop signals
+    when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site answers requests with its models loaded. `load`
+    reads `file` again at SIGHUP."""
+    url = url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
     stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 class Site:
     """The parts, and their life: `async with site.running()`."""
 
-    def __init__(self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None) -> None:
-        """`launchers` start the engine hosts, one for each device; `secret` is the network's."""
+    def __init__(
+        self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None, url: str | None = None
+    ) -> None:
+        """`launchers` start the engine hosts, one for each device; `secret` is the network's; `url` is where it listens, if on a socket."""
         self.config = config
-        self.url: str | None = None  # known once the socket is bound
+        self.url = url
         self.access = access_of(config)
         self.metrics = Metrics(config.name)
         self.timeline = Timeline()

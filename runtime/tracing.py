@@ -14,12 +14,12 @@ from starlette.types import Scope
 from dialects.requests import Conversation, ValidGeneration
 from runtime.connection import header
 from sites.config import ConfigError, TelemetryConfig
+from wire.chat import FinishReason
 from wire.tracing import CURRENT, PARENT_HEADERS, Spans
+from wire.usage import ResourceUse
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-
-    from runtime.generation import Generation
 
 TRACED = ("/ai/", "/v1/", "/client/", "/fn/")
 
@@ -96,30 +96,30 @@ class GenerationSpan:
     def __init__(self, spans: Spans, span: "Span") -> None:
         self._spans, self._span = spans, span
         self._began_ns = time.time_ns()
-        self._submitted_ns = 0
-        self._generation: Generation | None = None
+        self._submitted_ns = self._first_output_ns = self._queue_us = 0
 
-    def follow(self, generation: "Generation") -> None:
-        """The engine has it."""
-        self._submitted_ns, self._generation = time.time_ns(), generation
+    def submitted(self) -> None:
+        """Note the time at which the engine has it."""
+        self._submitted_ns = time.time_ns()
 
     def end(self) -> None:
-        now_ns, generation = time.time_ns(), self._generation
-        if generation is None:
-            self._phase("admission", self._began_ns, now_ns)
-        else:
-            self._tell(generation)
-            self._phase("admission", self._began_ns, self._submitted_ns)
-            first_ns = generation.first_output_ns or now_ns
-            started_ns = min(first_ns, self._submitted_ns + 1000 * generation.queue_us)
+        now_ns = time.time_ns()
+        self._phase("admission", self._began_ns, self._submitted_ns or now_ns)
+        if self._submitted_ns:
+            first_ns = self._first_output_ns or now_ns
+            started_ns = min(first_ns, self._submitted_ns + 1000 * self._queue_us)
             self._phase("queue", self._submitted_ns, started_ns)
             self._phase("prefill", started_ns, first_ns)
-            if generation.first_output_ns:
+            if self._first_output_ns:
                 self._phase("decode", first_ns, now_ns)
         self._span.end(now_ns)
 
-    def _tell(self, generation: "Generation") -> None:
-        use, span = generation.counter.resource_use(), self._span
+    def computed(
+        self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
+    ) -> None:
+        """Note what the engine has done. `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
+        self._first_output_ns, self._queue_us = first_output_ns, queue_us
+        span = self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
         span.set_attribute("gen_ai.usage.output_tokens", use.output)
@@ -127,8 +127,8 @@ class GenerationSpan:
         if use.drafted:
             span.set_attribute("pilotlight.drafted_tokens", use.drafted)
             span.set_attribute("pilotlight.accepted_tokens", use.accepted)
-        if generation.finish_reason is not None:
-            span.set_attribute("gen_ai.response.finish_reasons", [generation.finish_reason])
+        if finish_reason is not None:
+            span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
 
     def _phase(self, name: str, start_ns: int, end_ns: int) -> None:
         self._spans.start(name, self._spans.as_parent(self._span), "internal", {}, start_ns).end(end_ns)

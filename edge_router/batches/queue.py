@@ -167,7 +167,7 @@ class BatchQueue:
             while True:
                 answer = BatchAnswer(self._head(request.batch), f"{request.batch.id}.{request.number}")
                 try:
-                    answer.head.holder = self._holder(request.batch)
+                    answer.head.hold(self._holder(request.batch))
                 except ApiError as error:
                     await answer.refuse(error)
                 else:

@@ -33,7 +33,7 @@ from engine.bootstrap.runner import follows_batch
 from engine.context import Context
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.protocol import HostConfig, ModelInfo, ModelSpec
 from engine.weights.filling import as_bytes
 from kernels.cpu import functions

@@ -6,12 +6,13 @@ What it draws by lies in the sequences' blocks (engine/models/draft_layers.py), 
 import time
 from collections.abc import Sequence as SequenceOf
 
+from engine.chunk_steps import guessed_step
 from engine.drafting.costs import StepCosts
 from engine.drafting.drafter import DrafterError, known_tokens
 from engine.in_flight import Runner
 from engine.plan import Chunk
 from engine.sequence import Sequence
-from engine.step import ChoiceRow, StepInput
+from engine.step import ChoiceRow
 
 
 class ModelDrafter:
@@ -39,7 +40,7 @@ class ModelDrafter:
                 _row(number, chunk, guessed)
                 for number, (chunk, guessed) in enumerate(zip(chunks, guesses, strict=True))
             ]
-            forwarded = self._runner.forward(StepInput.guessed(chunks, newest, self._block_size))
+            forwarded = self._runner.forward(guessed_step(chunks, newest, self._block_size))
             tokens = self._runner.choose(forwarded, rows).collect().tokens
             if not all([token.is_finite for token in tokens]):
                 raise DrafterError("its logits are not finite")

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.device import choose_device
 from engine.kv.block_copier import BlockCopier
 from engine.kv.disk_thread import DiskThread
 from engine.kv.disk_tier import DiskTier
@@ -17,7 +18,6 @@ from engine.kv.prefix_index import CacheIdentity
 from engine.kv.store_thread import StoreThread
 from engine.kv.tiered_cache import TieredCache
 from engine.kv.tiers import TierError, Tiers
-from engine.kv_memory import choose_device
 from engine.protocol import HostConfig
 from engine.registered_memory import RegisteredMemory
 

@@ -1,13 +1,11 @@
 """Gives a model its part of the arena when it is opened: a lease, by which models borrow slabs from each other, or a reservation, a run of its own.
 
-How slabs move from then on is lease.py's; who has which stands in slab_map.py.
+How slabs move from then on is lease.py's; and who has which.
 """
 
 from collections.abc import Callable
 
-from engine.kv.lease import Lease, Reservation
-from engine.kv.slab_map import SlabMap
-from engine.kv.slab_policy import SlabPolicy
+from engine.kv.lease import Lease, Reservation, SlabMap, SlabPolicy
 from engine.kv.slabs import SlabGrid
 
 

@@ -142,7 +142,7 @@ class Experts:
     ) -> torch.Tensor:
         """Compute the experts that are here alone, each for the tokens that go to it."""
         self.count(expert_ids)
-        is_here = self.routes_on(x.device).ranks_of(expert_ids, positions) == self.rank
+        is_here = self.ranks_of(expert_ids, positions) == self.rank
         return self.own_sum(x, weights, torch.where(is_here, expert_ids, -1))
 
     def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
@@ -161,6 +161,10 @@ class Experts:
         """Count the tokens of each expert."""
         ids = expert_ids.flatten()
         self.seen = self.counted().index_add_(0, ids, torch.ones_like(ids))
+
+    def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rank that computes each pair, [tokens, top_k]."""
+        return self.routes_on(expert_ids.device).ranks_of(expert_ids, positions)
 
     def routes_on(self, device: torch.device) -> ExpertRoutes:
         """Return where each expert is."""

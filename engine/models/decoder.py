@@ -17,12 +17,10 @@ from engine.layers.embedding import TokenEmbedding
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
 from engine.layers.temperature import Temperature
-from engine.vision.tower import VisionEncoder
 from engine.weights.loader import WeightLoader
 from engine.weights.shard import MatrixPart
 
 if TYPE_CHECKING:
-    from engine.models.mtp import MtpHead
     from engine.parallel.communicator import Communicator
 
 
@@ -42,6 +40,34 @@ class Layer(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [tokens, hidden], whose sum is the hidden states before the layer -> the same behind it. Without a residual x is the sum."""
+
+
+class VisionEncoder(Protocol):
+    """A tower with the projections behind it."""
+
+    def encode(self, patches: torch.Tensor) -> torch.Tensor:
+        """patches [rows, columns, numbers], a piece of an image -> embeddings [tokens, hidden] of the decoder"""
+
+
+class DraftHead(Protocol):
+    """A layer with its own way in and out."""
+
+    taps: Sequence[int]  # the model's layers whose hidden states it is given
+
+    def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return what is kept of the model's hidden states [tokens, hidden], those behind its last layer and those behind the taps."""
+
+    def embed(self, context: Context) -> torch.Tensor: ...
+
+    def prepared(self, context: Context) -> Context:
+        """Return the context with what its layer needs of the batch."""
+
+    def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return hidden states [tokens, hidden] by which the next token is guessed, and which stand for the model's where those are not known.
+        `before`: the features of the token before."""
+
+    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
+        """[rows, hidden] -> fp32 [rows, vocab of the model]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +115,15 @@ class Decoder:
         self.temperature = temperature
         self.projections = projections
         self.vision: VisionEncoder | None = None  # makes embeddings of images; None: it takes none
-        self.mtp: MtpHead | None = None  # a further layer of the checkpoint, by which it drafts
+        self.mtp: DraftHead | None = None  # a further layer of the checkpoint, by which it drafts
+
+    def take_images(self, vision: VisionEncoder) -> None:
+        """Take embeddings of images, which this makes. Its weights lie behind the decoder's."""
+        self.vision = vision
+
+    def draft_by(self, mtp: DraftHead) -> None:
+        """Draft by a further layer of the checkpoint. Its weights lie behind the decoder's."""
+        self.mtp = mtp
 
     def forward(self, context: Context) -> torch.Tensor:
         return self.tapped(context, ())[0]

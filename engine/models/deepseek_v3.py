@@ -33,7 +33,7 @@ def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Dec
 
     decoder = load_with_mtp(config, loader, context_length, layer)
     if config.vision is not None and decoder.embedding is not None and "mm_projector.pre_norm.weight" in loader:
-        decoder.vision = PatchEncoder(config.vision, loader.unshared(), hidden)
+        decoder.take_images(PatchEncoder(config.vision, loader.unshared(), hidden))
     else:
         loader.skip(r"(vision_tower|mm_projector)\..*")
     return decoder
@@ -57,7 +57,7 @@ def load_with_mtp(
     decoder, first = load_decoder(config, loader, context_length, load_layer), config.num_layers
     if config.drafts_by_mtp:
         name = f"{root_of(loader)}layers.{first}"
-        decoder.mtp = MtpHead.load(config, loader, name, load_layer(first, name), decoder)
+        decoder.draft_by(MtpHead.load(config, loader, name, load_layer(first, name), decoder))
     for i in range(first + config.drafts_by_mtp, first + config.num_mtp_layers):
         loader.skip(rf"(language_model\.)?model\.layers\.{i}\..*")
     return decoder

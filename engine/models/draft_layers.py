@@ -6,7 +6,6 @@ from a tier, on another host. Between steps it is computed alone, of tokens that
 there, the step that checks them writes anew. Refuses to know sequences, and which guesses were right.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +14,8 @@ import torch
 from engine.batch import Batch
 from engine.context import Context
 from engine.kv.layout import LayerCache
-from engine.models.decoder import Decoder
-from engine.models.registry import Model
+from engine.models.decoder import Decoder, DraftHead
+from engine.models.model import Model
 
 if TYPE_CHECKING:
     from engine.parallel.communicator import Communicator
@@ -45,27 +44,6 @@ class DraftModel:
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         return self._model.logits(hidden, ranks)
-
-
-class DraftHead(Protocol):
-    """A layer with its own way in and out."""
-
-    taps: Sequence[int]  # the model's layers whose hidden states it is given
-
-    def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return what is kept of the model's hidden states [tokens, hidden], those behind its last layer and those behind the taps."""
-
-    def embed(self, context: Context) -> torch.Tensor: ...
-
-    def prepared(self, context: Context) -> Context:
-        """Return the context with what its layer needs of the batch."""
-
-    def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
-        """Return hidden states [tokens, hidden] by which the next token is guessed, and which stand for the model's where those are not known.
-        `before`: the features of the token before."""
-
-    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """[rows, hidden] -> fp32 [rows, vocab of the model]"""
 
 
 class FeatureDrafts:

@@ -55,7 +55,7 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
     temperature = config.temperature and Temperature(*config.temperature)
     decoder = load_decoder(config, loader, context_length, layer, temperature=temperature)
     if config.vision is not None and decoder.embedding is not None and "vision_model.class_embedding" in loader:
-        decoder.vision = TileEncoder(config.vision, loader.unshared(), hidden)
+        decoder.take_images(TileEncoder(config.vision, loader.unshared(), hidden))
     else:
         loader.skip(r"(vision_model|multi_modal_projector)\..*")
     return decoder

@@ -1,33 +1,12 @@
 """From `architectures` in config.json to the code that runs it."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
-
-from engine.context import Context
-from engine.description.registry import PARSERS, Parse, find_architecture
+from engine.description.registry import PARSERS, find_architecture
 from engine.models import bert, deepseek_v3, dense, gemma3, glm4_moe, gpt_oss, llama4, mixtral, qwen3_moe
+from engine.models.model import Family, Model
 from engine.weights.loader import WeightLoader
-
-if TYPE_CHECKING:
-    from engine.parallel.communicator import Communicator
-
-
-class Model(Protocol):
-    def forward(self, context: Context) -> torch.Tensor:
-        """Return the hidden states of every token, normalised: [tokens, hidden]."""
-
-    def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
-        """[rows, hidden] -> fp32 [rows, vocab], joined where ranks have parts of the vocabulary"""
-
-
-class Family(NamedTuple):
-    """How one architecture is described and laid out."""
-
-    parse_config: Parse
-    load: Callable[[Any, WeightLoader, int], Model]  # of its config, a loader and a context length
-
 
 _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "BertModel": bert.load,

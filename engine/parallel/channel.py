@@ -10,9 +10,18 @@ import select
 import socket
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
+NUM_CHANNELS = 3  # of a rank: orders; replies to those that are waited for; copies of blocks, by a thread of their own
 _LENGTH = struct.Struct("<Q")
+
+
+class Meeting(NamedTuple):
+    """The place at which ranks find each other."""
+
+    address: str  # of the first rank
+    port: int  # of its store
+    own: str  # this rank's address
 
 
 class RankChannel:

@@ -5,12 +5,11 @@ come back and are added in the order of the ranks. Nothing has a capacity, so no
 how many come, the tokens, the sums. Knows tensors and ranks; refuses to know how experts compute.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from engine.layers.moe import Experts
     from engine.parallel.communicator import Communicator
 
 
@@ -37,7 +36,22 @@ class RoutedTokens(NamedTuple):
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
 
-def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator") -> torch.Tensor:
+class RankExperts(Protocol):
+    """A layer's experts on this rank, and what it knows of the others'."""
+
+    def count(self, expert_ids: torch.Tensor) -> None:
+        """Count the tokens of each expert."""
+
+    def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the rank that computes each pair, [tokens, top_k]."""
+
+    def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what the experts on this rank make of x, [tokens, hidden]; those with the number -1 are not computed."""
+
+
+def dispatch(
+    experts: RankExperts, tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator"
+) -> torch.Tensor:
     """Return the weighted sum of what their experts make of this rank's tokens, [tokens, hidden], and compute this rank's experts for the others'.
     All ranks of the stage call it at the same time, be it without a token. Ranks that share matrices have the same tokens: each sends its part of
     them, and returns zeros for the others, so that the sum which follows is of all."""
@@ -45,7 +59,7 @@ def dispatch(experts: "Experts", tokens: RoutedTokens, positions: torch.Tensor, 
     x, weights, expert_ids = (part[first::every] for part in tokens)
     positions = positions[first::every]
     experts.count(expert_ids)
-    owners = experts.routes_on(x.device).ranks_of(expert_ids, positions)
+    owners = experts.ranks_of(expert_ids, positions)
     goes_to = torch.stack([(owners == rank).any(1) for rank in range(ranks.size)])
     rank_of, token_of = goes_to.nonzero(as_tuple=True)
     sent, received = ranks.exchange_counts(goes_to.sum(1))

@@ -12,9 +12,8 @@ from contextlib import suppress
 import msgspec
 
 from engine.errors import CheckpointError
-from engine.parallel.channel import RankChannel
-from engine.parallel.far_rank import ChannelOf, FarStart, PlaceRanks, PlacingFailed, RanksPlaced, StillWaiting
-from engine.parallel.follower import NUM_CHANNELS
+from engine.parallel.channel import NUM_CHANNELS, RankChannel
+from engine.parallel.far_orders import ChannelOf, FarStart, PlaceRanks, PlacingFailed, RanksPlaced, StillWaiting
 from engine.parallel.network import RankListener, new_group_key
 from engine.parallel.release import own_release
 from engine.protocol import HostConfig

@@ -15,9 +15,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.parallel.channel import RankChannel
+from engine.parallel.channel import Meeting, RankChannel
 from engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
@@ -36,7 +36,7 @@ from engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
-from engine.preparation import configure_process
+from engine.process import configure_process
 from engine.protocol import HostConfig
 from engine.struct import replace
 
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from engine.parallel.part import FollowedModel, PartMemory
 
 log = logging.getLogger(__name__)
-
-NUM_CHANNELS = 3  # orders; replies to those that are waited for; copies of blocks, by a thread of their own
 
 
 class Follower:
@@ -136,14 +134,6 @@ def _or_end(work: Any) -> None:
     except BaseException:
         log.exception("this rank ends")
         os._exit(1)
-
-
-class Meeting(NamedTuple):
-    """The place at which ranks find each other."""
-
-    address: str  # of the first rank
-    port: int  # of its store
-    own: str  # this rank's address
 
 
 def main(words: list[str]) -> None:

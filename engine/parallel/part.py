@@ -2,21 +2,20 @@
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
 from engine.adapters.store import FollowedAdapters
+from engine.device import make_arena
 from engine.errors import CheckpointError
 from engine.kv.arena import Arena
 from engine.kv.block_copier import BlockCopier, make_copier
 from engine.kv.layout import CacheLayout
-from engine.kv_memory import make_arena
-from engine.loaded_model import start_moving
-from engine.model_loading import ModelLoading, opened_source
-from engine.models.registry import Model
-from engine.parallel.channel import RankChannel
+from engine.model_loading import ModelLoading, opened_source, start_moving
+from engine.models.model import Model
+from engine.parallel.channel import Meeting, RankChannel
 from engine.parallel.communicator import RankLinks, link
 from engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
 from engine.parallel.part_runner import BegunStep, PartRunner
@@ -26,9 +25,6 @@ from engine.runner import ModelRunner
 from engine.step import StepInput
 from engine.weights.digests import content_fingerprint
 from engine.weights.relocation import HugePages, Relocation
-
-if TYPE_CHECKING:
-    from engine.parallel.follower import Meeting
 
 
 class PartMemory(NamedTuple):
@@ -42,7 +38,7 @@ def make_part_arena(config: HostConfig, rank: int) -> Arena:
     return make_arena(config, far.get(config.group[rank], config.group[rank]))
 
 
-def connect(arena: Arena, rank: int, config: HostConfig, meeting: "Meeting") -> PartMemory:
+def connect(arena: Arena, rank: int, config: HostConfig, meeting: Meeting) -> PartMemory:
     """Connect this rank with the others, by the first one's store."""
     store = TCPStore(meeting.address, meeting.port, is_master=False)
     return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device, meeting.own))

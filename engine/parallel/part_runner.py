@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from engine.adapters.bank import AdapterBank
+from engine.chunk_steps import scratch_step
 from engine.context import Context
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.parallel.balancer import ExpertBalancer, sparse_parts_of
 from engine.runner import Forwarded, ModelRunner, hidden_states
-from engine.step import ChoiceRow, StepInput, scratch_step
+from engine.step import ChoiceRow, StepInput
 from engine.step_shares import StepShares
 from engine.transfer import to_device
 from engine.weights.embedding_recipe import EmbeddingRecipe

@@ -26,10 +26,9 @@ from engine.adapters.store import RunnerAdapters
 from engine.errors import CheckpointError, RankLostError
 from engine.kv.block_copier import BlockCopier
 from engine.kv.block_parts import BlockParts
-from engine.parallel.channel import RankChannel, packed
+from engine.parallel.channel import NUM_CHANNELS, RankChannel, packed
 from engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
 from engine.parallel.far_ranks import FarRanks
-from engine.parallel.follower import NUM_CHANNELS
 from engine.parallel.orders import (
     ClearSlab,
     ComputeStep,

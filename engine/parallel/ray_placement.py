@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from engine.parallel.channel import RankChannel
-from engine.parallel.far_rank import FarRank, FarStart, PlaceRanks, PlacingFailed, RanksPlaced, StillWaiting
+from engine.parallel.far_orders import FarStart, PlaceRanks, PlacingFailed, RanksPlaced, StillWaiting
+from engine.parallel.far_rank import FarRank
 from engine.parallel.follower import die_with
 
 _NODE = "ray.io/node-id"  # a label that Ray gives each of a cluster's nodes

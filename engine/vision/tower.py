@@ -1,7 +1,7 @@
 """What vision towers share: a transformer over patches that all see each other, which turn by their row and column."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,6 @@ import torch.nn.functional as F
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.weights.loader import WeightLoader
-
-
-class VisionEncoder(Protocol):
-    """A tower with the projections behind it."""
-
-    def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers], a piece of an image -> embeddings [tokens, hidden] of the decoder"""
 
 
 class LayerNames(NamedTuple):

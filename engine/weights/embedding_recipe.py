@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, TokenizerError
 from engine.plain_files import read_bytes
 from engine.protocol import Pooling
-from engine.tokenizer import TokenizerError, read_sentence_config
+from engine.tokenizer import read_sentence_config
 from engine.weights.checkpoint import read_json
 from engine.weights.config import positive_int
 

@@ -2,7 +2,7 @@
 bf16.
 
 Measured once on a machine, for a second or so, and kept beside the library, whose name tells one CPU from another. Knows products of one size, too
-large for any cache, and prompts of one shape; refuses to know models. Until it is measured the numbers are those of library.py.
+large for any cache, and prompts of one shape; refuses to know models. Until it is measured the numbers are those of c_library.py.
 """
 
 import json

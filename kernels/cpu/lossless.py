@@ -1,20 +1,44 @@
 """The C library's operations on weights in 12 bits (kernels/lossless.py), of tensors: as ops.py, each returns None for what C cannot take."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, get_num_threads
 
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 
-if TYPE_CHECKING:
-    from kernels.lossless import LosslessWeight
+
+class TwelveBitWeight(Protocol):
+    """A weight in 12 bits (kernels/lossless.py), as the library reads it."""
+
+    @property
+    def codes(self) -> Tensor: ...
+
+    @property
+    def palettes(self) -> Tensor: ...
+
+    @property
+    def starts(self) -> Tensor: ...
+
+    @property
+    def escapes(self) -> Tensor: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def is_sound(self, dtype: torch.dtype) -> bool: ...
 
 
 def linear(
     library: Library,
     x: Tensor,
-    weight: "LosslessWeight",
+    weight: TwelveBitWeight,
     bias: Tensor | None = None,
     activation: int = 0,
     wide_output: bool = False,
@@ -52,7 +76,7 @@ def linear(
 
 
 def rows(
-    library: Library, numbers: Tensor, weight: "LosslessWeight", dtype: torch.dtype, scale: float = 1.0
+    library: Library, numbers: Tensor, weight: TwelveBitWeight, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
     """numbers [n] int64 -> [n, columns], times `scale`."""
     function = library.lossless_rows.get(dtype)
@@ -74,7 +98,7 @@ def rows(
     return y
 
 
-def unpack(library: Library, codes: Tensor, weight: "LosslessWeight", dtype: torch.dtype) -> Tensor | None:
+def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torch.dtype) -> Tensor | None:
     """[..., rows, columns]; `codes` are the weight's."""
     function = library.lossless_rows.get(dtype)
     if function is None or not weight.is_sound(dtype) or not codes.is_cpu:
@@ -98,7 +122,7 @@ def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
     return palettes, counts.cumsum(0).to(torch.int32)
 
 
-def encode(library: Library, plain: Tensor, into: "LosslessWeight") -> bool | None:
+def encode(library: Library, plain: Tensor, into: TwelveBitWeight) -> bool | None:
     """Fill codes and escapes, whose palettes and starts are there; True when done."""
     if not _is_plain(plain):
         return None
@@ -121,5 +145,5 @@ def _is_plain(plain: Tensor) -> bool:
     )  # fmt: skip
 
 
-def _addresses(weight: "LosslessWeight") -> tuple[int, int, int, int]:
+def _addresses(weight: TwelveBitWeight) -> tuple[int, int, int, int]:
     return weight.codes.data_ptr(), weight.palettes.data_ptr(), weight.starts.data_ptr(), weight.escapes.data_ptr()

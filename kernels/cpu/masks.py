@@ -2,7 +2,7 @@
 
 from torch import Tensor, float32, get_num_threads, int32, int64
 
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 
 
 def mask_(library: Library, logits: Tensor, rows: Tensor, bits: Tensor) -> bool | None:

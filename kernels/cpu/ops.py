@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, empty_like, get_num_threads
 
 from kernels.attention_rule import AttentionRule
-from kernels.cpu import library as cpu
+from kernels.cpu.c_library import Library
 from kernels.cpu.crossover import UNLIMITED
 from kernels.cpu.functions import Function
-from kernels.cpu.library import Library
 from kernels.fp8_cache import FP8
 from kernels.varlen import VarlenBatch
 
@@ -23,11 +22,6 @@ SILU, GELU_TANH = 1, 2  # activation.h
 # What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 96 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
-
-
-def has_products(rows: int, dtype: torch.dtype) -> bool:
-    """True if `linear` computes products of so many rows; torch keeps those that it is faster at."""
-    return cpu.loaded is not None and rows <= cpu.loaded.most_rows.get(dtype, 0)
 
 
 def linear(

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu import library as cpu
-from kernels.cpu import ops, pages
+from kernels.cpu import pages
+from kernels.cpu.c_library import Library
 from kernels.cpu.mapped_file import HUGE_PAGE
 
 _ALIGNMENT = 128
@@ -37,7 +38,7 @@ class ProgramRecorder:
         self._workspace: Workspace | None = None
 
     def takes(self, rows: int) -> bool:
-        return ops.has_products(rows, self._dtype)
+        return cpu.has_products(rows, self._dtype)
 
     def record(self, forward: Forward) -> "Program":
         """Compute `forward` and return its program. Raises NotRecordableError; what has been computed until then is not undone."""
@@ -76,7 +77,7 @@ class Workspace:
     """Memory that tensors are given while a program is recorded, and that others are given when those are gone: as an allocator's, but that it stays
     here for whoever reads it by its address."""
 
-    def __init__(self, library: cpu.Library) -> None:
+    def __init__(self, library: Library) -> None:
         self.library = library
         self.scratch = library.programs.workspace_new()
         if not self.scratch:

@@ -3,7 +3,7 @@
 from torch import Tensor, float32, float64, get_num_threads, int64
 
 from kernels.cpu import library as cpu
-from kernels.cpu.library import Library
+from kernels.cpu.c_library import Library
 from kernels.sampling_scale import PIECE
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from kernels.cpu import library as cpu
+from kernels.cpu.c_library import Library
 from kernels.cpu.functions import Function
 from kernels.cpu.recording import NotRecordableError, Watch, Workspace
 
@@ -38,7 +39,7 @@ _writing = threading.Lock()
 
 
 @contextmanager
-def _noted(library: cpu.Library, calls: list[NativeCall]) -> Iterator[None]:
+def _noted(library: Library, calls: list[NativeCall]) -> Iterator[None]:
     if cpu.loaded is not library:
         raise NotRecordableError("the C library is not there")
     noting = copy.copy(library)

@@ -24,9 +24,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from load_tests.records import write_record
+from wire.http.limits import HttpLimits
 from wire.http.listen import bind, loop_factory, url_of
 from wire.http.middleware import BodyBudget, OriginCheck, Origins
-from wire.http.server import HttpLimits
 from wire.http.stock_servers import SERVERS, make_server
 
 CONNECTIONS = 64

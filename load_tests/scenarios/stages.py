@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from engine.batch import build_batch
+from engine.chunk_steps import scratch_step
 from engine.context import Context
 from engine.kv.layout import CacheLayout
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.registry import find_family
 from engine.planning.model import PlannedModel, plan_model
-from engine.step import StepInput, scratch_step
+from engine.step import StepInput
 from engine.weights.loader import WeightLoader
 from kernels.cpu import library
 from load_tests.engine_speed import BLOCK_SIZE, RandomWeights, decode_step

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import engine
+from engine.chunk_steps import scratch_step, step_of
 from engine.engine import Engine
 from engine.kv import manager
 from engine.kv.block_pool import BlockPool
@@ -30,7 +31,6 @@ from engine.plan import Chunk, SchedulerLimits
 from engine.protocol import HostConfig, ModelInfo, ModelSpec, SamplingParams, Submit
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
-from engine.step import StepInput, scratch_step
 from kernels.cpu import library
 from load_tests import kv_cost
 from load_tests.engine_speed import BLOCK_SIZE, SHAPES, make_runner
@@ -147,8 +147,7 @@ def verify_cost(context: int = 64, drafts: int = 3, rounds: int = 200) -> dict[s
     blocks = -(-len(token_ids) // block_size)
     sequence.tables = [BlockTable(range(group, num_groups * blocks, num_groups)) for group in range(num_groups)]
     steps = [
-        StepInput.of([Chunk.next_of(sequence, 1, drafts=tuple(more))], block_size)
-        for more in ([], token_ids[context + 1 :])
+        step_of([Chunk.next_of(sequence, 1, drafts=tuple(more))], block_size) for more in ([], token_ids[context + 1 :])
     ]
     taken: list[list[float]] = [[], []]
     for i in range(rounds):

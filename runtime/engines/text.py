@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.chat_template import ChatTemplate
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, TokenizerError
 from engine.formats import AnswerFormat
 from engine.image_prompt import ImagePlaceholders
 from engine.protocol import ModelInfo
-from engine.tokenizer import Tokenizer, TokenizerError, read_json
+from engine.tokenizer import Tokenizer, read_json
 from runtime.engines.sources import EMBEDDED
 from runtime.rendering import Rendering
 

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 
 from engine.chat_template import ChatTemplateError
 from engine.client import EngineClient, EngineError
+from engine.errors import TokenizerError
 from engine.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from engine.planning.model import planned_weights_bytes
 from engine.protocol import LoadProgress, ModelInfo, ModelSpec
-from engine.tokenizer import TokenizerError, check_tokenizer
+from engine.tokenizer import check_tokenizer
 from runtime.engines.checkpoint_children import run_guarded
 from runtime.engines.device_budget import DeviceBudget
 from runtime.engines.device_host import Condition

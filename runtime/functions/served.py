@@ -30,7 +30,7 @@ from runtime.functions.host.layers import LayerBudget
 from runtime.functions.host.limits import FunctionLimits
 from runtime.functions.host.pool import FunctionPool
 from runtime.functions.host.router_client import RouterClient
-from runtime.functions.host.site import SiteFunctions
+from runtime.functions.host.site import SiteFunctions, Trace
 from runtime.functions.inference import Inference
 from runtime.functions.manifest import FILES, BindingDeclaration, Manifest, ManifestError, MisfitError, load_manifest
 from runtime.functions.network_inference import NetworkInference
@@ -57,8 +57,10 @@ class ServedFunctions:
         inference: Inference,
         own_ports: Callable[[], list[int]],
         site: str,
+        trace: Trace | None = None,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`. Raises ManifestError."""
+        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation. Raises
+        ManifestError."""
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
@@ -83,6 +85,7 @@ class ServedFunctions:
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
             on_cpu=self._computed,
+            trace=trace,
             open_bindings=lambda manifest, functions: FunctionBindings.open(
                 state_dir, self._services, manifest, functions
             ),

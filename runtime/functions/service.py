@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from runtime.connection import json_response, read_json
 from runtime.functions.host.pool import FunctionPool
+from runtime.functions.host.site import Trace
 from runtime.functions.inference import Inference
 from runtime.functions.routes.deployments import deployment_routes, events_of
 from runtime.functions.routes.invocations import AdmissionGate, function_routes
@@ -45,9 +46,10 @@ class FunctionsService:
         admission: AdmissionGate,
         own_ports: Callable[[], list[int]],
         hop_secret: str | None,
+        trace: Trace | None = None,
     ) -> None:
-        """Raises ManifestError."""
-        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name)
+        """`trace` is the scope of an invocation. Raises ManifestError."""
+        self.served = ServedFunctions(config.functions, state_dir_of(config), inference, own_ports, config.name, trace)
         self._admission = admission
         self._site = config.name
         self._named_state = state_directory(config.name) if config.functions.state_dir is None else None

@@ -5,8 +5,8 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from dialects.kept_responses import Keeping
 from dialects.openai_responses import ResponsesWriter, parse_response
+from dialects.response_database import Keeping
 from dialects.responses_app import INPUT_TOKENS, ResponsesApp
 from runtime.generation import Generator
 from runtime.middleware import GENUINE_HOP

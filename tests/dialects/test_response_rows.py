@@ -10,8 +10,9 @@ import pytest
 
 from dialects import response_rows as rows
 from dialects.kept_responses import KeptResponse, PreviousResponse
+from dialects.response_database import RowConnection
 from dialects.response_file import ResponseFile
-from dialects.response_rows import EXPIRES_S, ROW_BYTES, Progress, ResponseRow, RowConnection
+from dialects.response_rows import EXPIRES_S, ROW_BYTES, Progress, ResponseRow
 from edge_router.shared_responses import PostgresResponses, TranslatedConnection
 from tests.edge_router.conftest import postgres, without_responses  # noqa: F401
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from dialects import response_rows, response_store
-from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.kept_responses import KeptResponse, failed_event
+from dialects.response_database import Keeping, ResponsesFault
 from dialects.response_file import ResponseFile
-from dialects.response_store import ResponsesFault, ResponseStore
+from dialects.response_store import ResponseStore
 from wire.database import Database
 from wire.errors import ApiError
 
@@ -127,7 +128,8 @@ async def test_a_response_that_a_dead_process_was_making_has_failed(path: Path, 
     script = """
 import asyncio, os, sys
 from pathlib import Path
-from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.kept_responses import KeptResponse, failed_event
+from dialects.response_database import Keeping, ResponsesFault
 from dialects.response_file import ResponseFile
 from dialects.response_store import ResponseStore
 

@@ -263,7 +263,6 @@ async def router(
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
         running = Router(url, proxy, session, server, app.edge.tunnels)
         async with asyncio.timeout(10):
-            await running.until(lambda: proxy.upstream is not None)
             await running.until_states(**(until or {site.name: "healthy" for site in fakes}))
         yield running
         await _assert_nothing_is_left(running)

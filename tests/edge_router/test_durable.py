@@ -208,10 +208,9 @@ async def test_an_account_that_has_most_makes_room_and_not_who_came_first() -> N
     async def work(recording: DurableStream) -> None:
         await recording.write(encode_event(b"x" * 90))
 
-    kept.work = work
     made = []
     for owner in (b"alice", b"loud", b"loud", b"bob", b"loud", b"loud"):
-        made.append(await kept.start(owner, client, b""))
+        made.append(await kept.start(owner, client, b"", work))
         assert made[-1].task is not None
         await made[-1].task
         clock.advance(1)
@@ -367,10 +366,9 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
         if len(kept) == 1:
             await go_on.wait()
 
-    kept.work = work
     made = []
     for _ in range(4):
-        made.append(await kept.start(b"alice", client, b""))
+        made.append(await kept.start(b"alice", client, b"", work))
         for _ in range(4):
             await asyncio.sleep(0)
         clock.advance(1)
@@ -397,7 +395,7 @@ class AskedStreams:
         known = Key("ci", hashlib.sha256(b"k").hexdigest(), account=Account("acme"))
         self.limits = TenantLimits(DoorConfig(), TenantLimitsConfig(**default), (), "s", self.clock)
         admission = AdmissionFilter(Access([known], is_required=is_required), self.limits, "")
-        self.routes = StreamRoutes(self.kept, admission, "s", self._handle)
+        self.routes = StreamRoutes(self.kept, admission, "s", self._handle, self._work)
         self.told: list[str | int] = []
 
     async def ask(self, method: str, name: str, key: str = "") -> str | int:
@@ -422,8 +420,10 @@ class AskedStreams:
     async def start(self, key: str) -> str:
         client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
         tenant = tenant_of(Head("POST", "/v1/x", "/v1/x", [("authorization", f"Bearer {key}")]), "s")
-        self.kept.work = lambda recording: recording.respond(200, [], b"whole")
-        return (await self.kept.start(tenant, client, b"")).name
+        return (await self.kept.start(tenant, client, b"", self._work)).name
+
+    async def _work(self, recording: DurableStream) -> None:
+        await recording.respond(200, [], b"whole")
 
 
 async def test_a_stream_is_read_and_stopped_by_who_has_its_key_where_one_is_required() -> None:
@@ -471,7 +471,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
 
     recording = stream()
     recording.journal = kept = cast(Any, Kept())
-    recording.log.untold = []
+    recording.log.keep_untold()
     await recording.start_stream(200, [])
     first, second = ResumePoint(0, (1,)), ResumePoint(0, (2, 3))
     for point in (first, second):

@@ -251,8 +251,8 @@ async def test_a_site_that_refuses_is_asked_again_after_a_pause(monkeypatch: pyt
         name="ams1", state="healthy", status=SimpleNamespace(finetunes="one"), round_trip=SimpleNamespace(ms=1.0)
     )
     nobodys: Any = SimpleNamespace(accounts=(), models=())
-    known: Any = finetunes.SiteFinetunes({"ams1": site}, DataPlaces(nobodys))
-    known.orders = SimpleNamespace(exchange=exchange, secret="")
+    orders: Any = SimpleNamespace(exchange=exchange, secret="")
+    known: Any = finetunes.SiteFinetunes({"ams1": site}, DataPlaces(nobodys), orders)
     running = asyncio.create_task(known.run())
     for _ in range(100):
         await asyncio.sleep(0)

@@ -9,6 +9,7 @@ import pytest
 from edge_router.backend import Backend
 from edge_router.data_places import DataPlaces
 from edge_router.discovery import static_backends
+from edge_router.finetunes import SiteFinetunes
 from edge_router.lateness import Lateness
 from edge_router.policy.cost import CostPolicy
 from edge_router.proxied import ProxiedRequest
@@ -17,7 +18,7 @@ from edge_router.selection import SiteSelector
 from edge_router.session import SessionTable
 from sites.network import RelayConfig
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
-from tests.edge_router.test_selection import Metrics
+from tests.edge_router.test_selection import Hints, Metrics
 
 PATH = "/v1/chat/completions"
 
@@ -35,8 +36,10 @@ class Network:
         net = network({name: f"http://127.0.0.1:{i + 1}" for i, name in enumerate(PLACES)})
         self.backends: dict[str, Backend] = static_backends(net, self.clock)
         self.sessions = SessionTable(999, 600.0, self.clock)
+        places, metrics, hints = DataPlaces(net), cast(Any, Metrics()), cast(Any, Hints())
+        finetunes = SiteFinetunes(self.backends, places, cast(Any, None))
         self.selector = SiteSelector(
-            self.backends, CostPolicy(), self.sessions, cast(Any, Metrics()), self.clock, DataPlaces(net)
+            self.backends, CostPolicy(), self.sessions, metrics, self.clock, places, finetunes, hints
         )
         self.rates: dict[str, dict[str, float]] = {}  # that a site has measured
         self.sequence = 0

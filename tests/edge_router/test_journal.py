@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from edge_router.app import build_app
-from edge_router.durable import DurableStreams
+from edge_router.durable import DurableStream, DurableStreams
 from edge_router.journal import AnswerBegun, Entry, JournalFile, Journals, StreamEnded, StreamStopped, TakenOver, Told
 from edge_router.request import Head
 from sites.config import ConfigError
@@ -382,6 +382,10 @@ async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) ->
     journals.close()
 
 
+async def never_done(recording: DurableStream) -> None:
+    raise AssertionError
+
+
 async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,7 +399,7 @@ async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_no
 
     monkeypatch.setattr(JournalFile, "read", fail)
     with pytest.raises(ApiError, match="there is no such stream"):
-        await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant)
+        await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, never_done)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
     assert streams.as_kept(record) is record, "rather billed twice than not at all"
@@ -441,7 +445,7 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     if fault == "full memory":
         monkeypatch.setattr(DurableStreams, "num_bytes", property(lambda self: 1e12))
     for _ in range(3):
-        asking = asyncio.create_task(streams.find(NAME, head, ASKED.tenant))
+        asking = asyncio.create_task(streams.find(NAME, head, ASKED.tenant, never_done))
         if fault == "a caller that leaves":
             await asyncio.sleep(0)
             asking.cancel()

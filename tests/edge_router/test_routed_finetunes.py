@@ -37,8 +37,9 @@ class Sites:
         self.carried: list[tuple[str, str]] = []
         backends: Any = {name: self._backend(name, ms) for name, ms in (("iad1", 90.0), ("ams1", 5.0))}
         nobodys: Any = SimpleNamespace(accounts=(), models=())
-        self.finetunes = SiteFinetunes(backends, DataPlaces(nobodys))
-        self.finetunes.orders = cast("Any", SimpleNamespace(exchange=self.exchange, secret=""))
+        self.finetunes = SiteFinetunes(
+            backends, DataPlaces(nobodys), cast("Any", SimpleNamespace(exchange=self.exchange, secret=""))
+        )
         self.routes = RoutedFinetunes(cast("Any", None), self.finetunes)
 
     def _backend(self, name: str, ms: float) -> Any:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_router.data_places import DataPlaces
+from edge_router.finetunes import SiteFinetunes
 from edge_router.policy import BackendView, Preference, RouteRequest
 from edge_router.proxied import ProxiedRequest
 from edge_router.request import Head, RequestParser, ValidRequest
@@ -82,11 +83,21 @@ def asked(path: str = "/v1/chat/completions", model: str = "ember", **headers: s
     return RequestParser("secret", 4, lambda address, geo, is_hop: None).parse(head, body, "id", "1.2.3.4")
 
 
-def selector(*sites: Site, clock: Clock | None = None, **tables: Any) -> SiteSelector:
+class Hints:
+    def __init__(self) -> None:
+        self.told: list[tuple[str | None, int]] = []
+
+    def consider(self, model: str | None, preferences: list[Preference]) -> None:
+        self.told.append((model, len(preferences)))
+
+
+def selector(*sites: Site, clock: Clock | None = None, hints: Hints | None = None, **tables: Any) -> SiteSelector:
     clock = clock or Clock()
     places = DataPlaces(network({name: "http://x:1" for name in PLACES}, **tables))
-    backends = {site.name: site for site in sites}
-    return SiteSelector(cast(Any, backends), cast(Any, InOrder()), SessionTable(99, 60.0, clock), cast(Any, Metrics()), clock, places)  # fmt: skip
+    backends: Any = {site.name: site for site in sites}
+    policy, metrics, told = cast(Any, InOrder()), cast(Any, Metrics()), cast(Any, hints or Hints())
+    finetunes = SiteFinetunes(backends, places, cast(Any, None))
+    return SiteSelector(backends, policy, SessionTable(99, 60.0, clock), metrics, clock, places, finetunes, told)
 
 
 @pytest.mark.parametrize(
@@ -352,20 +363,13 @@ async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_t
 
 
 async def test_a_sleeping_model_is_told_that_it_may_be_wanted_at_the_first_try_and_where_there_is_a_choice() -> None:
-    class Hints:
-        def __init__(self) -> None:
-            self.told: list[tuple[str | None, int]] = []
-
-        def consider(self, model: str | None, preferences: list[Preference]) -> None:
-            self.told.append((model, len(preferences)))
-
     for sites, is_first, told in (
         (("ams1", "iad1"), True, [("ember", 2)]),
         (("ams1", "iad1"), False, []),
         (("ams1",), True, []),
     ):
-        choosing, proxied = selector(*map(Site, sites)), ProxiedRequest(asked(), RELAY, 0.0)
-        hints = choosing.hints = cast(Any, Hints())
+        hints = Hints()
+        choosing, proxied = selector(*map(Site, sites), hints=hints), ProxiedRequest(asked(), RELAY, 0.0)
         if not is_first:
             failed(proxied, "ams1")
         assert await next_name(choosing, proxied) == ("ams1" if is_first else "iad1")

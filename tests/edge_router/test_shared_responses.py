@@ -17,7 +17,8 @@ import psycopg
 import pytest
 
 from dialects import response_store
-from dialects.kept_responses import Keeping, KeptResponse, failed_event
+from dialects.kept_responses import KeptResponse, failed_event
+from dialects.response_database import Keeping
 from dialects.response_rows import EXPIRES_S
 from dialects.response_store import ResponseStore
 from edge_router import shared_responses

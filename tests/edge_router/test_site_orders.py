@@ -1,5 +1,6 @@
 """Orders to sites: signed for one site and its clock, with an answer that is bounded and says why there is none."""
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -19,11 +20,12 @@ SECRET = "a secret of these tests"
 async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_clock(
     secret: str | None, status: int
 ) -> None:
-    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         site.secret, site.clock_ahead_s, site.behave = SECRET, 3600.0, answer(202, {"is": "heard"})
         clocks = SiteClocks(["ams1"])
         clocks.is_told("ams1", clocks.now_s("ams1") + 3600.0)
-        orders = SiteOrders(session, {"ams1": site.url}, secret, clocks)
+        orders = SiteOrders({"ams1": site.url}, secret, clocks)
+        stack.enter_context(orders.by(session))
         answered = await orders.exchange("POST", "ams1", WAKE_PATH, msgspec.json.encode(WakeHint("ember")))
         assert answered.status == status
         if status == 202:
@@ -37,8 +39,9 @@ async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_cl
 
 
 async def test_what_is_no_answer_says_why() -> None:
-    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
-        orders = SiteOrders(session, {"ams1": site.url}, None, SiteClocks([]))
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
+        orders = SiteOrders({"ams1": site.url}, None, SiteClocks([]))
+        stack.enter_context(orders.by(session))
         site.behave = hang
         assert await orders.exchange("GET", "ams1", "/x", timeout_s=0.05) == SiteAnswer(0, b"no answer within 0.05 s")
         await site.stop()
@@ -53,9 +56,10 @@ async def test_an_answer_without_end_is_cut() -> None:
         while True:
             await response.write(bytes(1 << 16))
 
-    async with sites("ams1") as [site], aiohttp.ClientSession() as session:
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         site.behave = endless
-        orders = SiteOrders(session, {"ams1": site.url}, None, SiteClocks([]))
+        orders = SiteOrders({"ams1": site.url}, None, SiteClocks([]))
+        stack.enter_context(orders.by(session))
         told = await orders.exchange("GET", "ams1", "/x", most_bytes=1 << 18)
         assert told.status == 200
         assert 1 << 18 <= len(told.body) <= (1 << 18) + (1 << 20)

@@ -9,11 +9,11 @@ from torch.overrides import TorchFunctionMode
 
 from engine import batch
 from engine.batch import Batch, PackedStep, build_batch
+from engine.chunk_steps import step_of
 from engine.kv.block_table import BlockTable
 from engine.plan import Chunk
 from engine.protocol import SamplingParams
 from engine.sequence import PENDING, Sequence
-from engine.step import StepInput
 
 CPU, FAKE = torch.device("cpu"), torch.device("meta")
 BLOCK_SIZE = 4
@@ -51,7 +51,7 @@ def is_there(x: Any) -> bool:
 
 
 def build(chunks: list[Chunk]) -> Batch:
-    return build_batch(StepInput.of(chunks, BLOCK_SIZE), CPU)
+    return build_batch(step_of(chunks, BLOCK_SIZE), CPU)
 
 
 def padded(*tables: list[int]) -> list[list[int]]:
@@ -65,7 +65,7 @@ def test_a_step_is_copied_at_once_in_a_way_that_waits_for_no_device(
 ) -> None:
     monkeypatch.setattr(batch, "to_device", lambda tensor, device: tensor.to(device, non_blocking=True))
     with Copies() as copies:
-        build_batch(StepInput.of(chunks, BLOCK_SIZE), FAKE)
+        build_batch(step_of(chunks, BLOCK_SIZE), FAKE)
     assert copies.made == {"pinned": 1}
 
 
@@ -118,14 +118,14 @@ def test_decodes_alone_are_described_without_lengths_and_all_have_logits() -> No
 
 def test_tables_are_as_wide_as_a_power_of_two() -> None:
     long = Chunk(sequence(4 * 33, list(range(33))), 4 * 33 - 1, 4 * 33, True)
-    assert StepInput.of([*DECODES, long], BLOCK_SIZE).table_width == 64
+    assert step_of([*DECODES, long], BLOCK_SIZE).table_width == 64
 
 
 def test_a_token_that_the_device_alone_knows_is_fed_from_its_row() -> None:
     decode, other, verified = sequence(6, [7, 3]), sequence(3, [4]), sequence(5, [1, 2])
     decode.token_ids[-1] = verified.token_ids[-1] = PENDING
     chunks = [Chunk(other, 2, 3, True), Chunk(decode, 5, 6, True), Chunk(verified, 4, 5, True, drafts=(1, 2))]
-    step = StepInput.of([*chunks, *PROMPTS], BLOCK_SIZE, {decode: 3, verified: 0})
+    step = step_of([*chunks, *PROMPTS], BLOCK_SIZE, {decode: 3, verified: 0})
     made = build_batch(step, CPU, chosen=torch.tensor([50, 51, 52, 53]))
     assert made.token_ids.tolist()[:5] == [102, 53, 50, 1, 2]
 
@@ -136,8 +136,8 @@ def test_a_step_that_is_padded_writes_nothing_else_and_nowhere_else() -> None:
     decode.token_ids[-1] = PENDING
     for drafts in ((), (8, 9)):
         chunks = [Chunk(decode, 5, 6, True, drafts=drafts), Chunk(other, 2, 3, True, drafts=drafts)]
-        step = StepInput.of(chunks, BLOCK_SIZE, {decode: 1, other: 0})
-        many = StepInput.of([*chunks, *chunks[:1] * 2], BLOCK_SIZE, {decode: 1, other: 0})
+        step = step_of(chunks, BLOCK_SIZE, {decode: 1, other: 0})
+        many = step_of([*chunks, *chunks[:1] * 2], BLOCK_SIZE, {decode: 1, other: 0})
         assert step.repeated(2)._replace(logit_rows=None) == many
         chosen = torch.tensor([50, 51])
         assert build_batch(step.repeated(2), CPU, chosen).token_ids.tolist() == [51, *drafts, 102, *drafts] + 2 * [

@@ -12,7 +12,7 @@ import pytest
 
 from engine.bootstrap.loader import BootstrapLoader
 from engine.host import EngineHost
-from engine.loader import ModelLoader, ServedModel
+from engine.loader import ModelLoader
 from engine.protocol import (
     VERSION,
     Abort,
@@ -30,6 +30,7 @@ from engine.protocol import (
     StepOutput,
     UnloadModel,
 )
+from engine.served_model import ServedModel
 from engine.transport import FrontEndGone, QueueTransport
 from tests.checkpoints import write_llama
 from tests.engine.bootstraps import CONFIG, Leave, checkpoint, folder, found, leave, the_c_library_computes

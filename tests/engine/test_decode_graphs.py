@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.chunk_steps import step_of
 from engine.context import Context
 from engine.decode_graphs import AGAIN, WANTED_TIMES, CudaRecorder, DecodeGraphs, GraphShape, Outputs, Recorder
 from engine.engine import Engine
@@ -130,7 +131,7 @@ def drafted(*lengths: int, context: int = 8) -> StepInput:
         sequence = Sequence("", [row] * context, SamplingParams(9), b"", num_computed_tokens=context - 1)
         sequence.tables = [BlockTable(range(row * 4096, row * 4096 + context // 4 + 4))]
         chunks.append(Chunk.next_of(sequence, 1, tuple(range(length - 1))))
-    return StepInput.of(chunks, 4)
+    return step_of(chunks, 4)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def decodes(rows: int, blocks: int = 1) -> StepInput:
         sequence = Sequence("", [rows] * 4 * blocks, SamplingParams(1), b"", num_computed_tokens=4 * blocks - 1)
         sequence.tables = [BlockTable(range(row * blocks, (row + 1) * blocks))]
         chunks.append(Chunk.next_of(sequence, 1))
-    return StepInput.of(chunks, 4)
+    return step_of(chunks, 4)
 
 
 def graphs_of_doubles(recorder: Recorder, most: int = 48) -> DecodeGraphs:

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from engine.chunk_steps import scratch_step, step_of
 from engine.decode_graphs import WANTED_TIMES, DecodeGraphs
 from engine.engine import Engine
 from engine.kv.block_table import BlockTable
-from engine.models.registry import Model
+from engine.models.model import Model
 from engine.plan import Chunk
 from engine.protocol import SamplingParams, Submit
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
-from engine.step import StepInput, scratch_step
 from kernels.cpu import library
 from tests.cpu_kernels import C_LIBRARY, computing_with
 from tests.engine.agreement import full
@@ -169,7 +169,7 @@ def test_a_token_among_drafts_has_the_logits_that_decoding_gives_it(checkpoint: 
     runner.forward(scratch_step(prompt[:21], 0, runner.layout.block_size)[0])
     sequence = Sequence("", prompt[:22], SamplingParams(max_tokens=9), b"", num_computed_tokens=21)
     sequence.tables = [BlockTable(range(4))]
-    checked = StepInput.of([Chunk.next_of(sequence, 1, drafts=tuple(prompt[22:]))], runner.layout.block_size)
+    checked = step_of([Chunk.next_of(sequence, 1, drafts=tuple(prompt[22:]))], runner.layout.block_size)
     for _ in range(WANTED_TIMES + 2):
         together = runner.forward(checked).logits
     assert together is not None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.batch import build_batch
+from engine.chunk_steps import scratch_step
 from engine.context import Context
 from engine.description.rotary import RotaryRule
 from engine.description.shapes import LatentShape
@@ -13,7 +14,6 @@ from engine.layers.latent_attention import LatentAttention, LatentQueries
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryTable
-from engine.step import scratch_step
 from kernels.catalogue.paged import Heads, paged, varlen
 from kernels.plain import PlainWeight
 from tests.closeness import assert_close

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import engine.kv_memory
+import engine.device
 from engine.planning.memory import beside_kv
 from engine.preparation import prepare
 from engine.protocol import HostConfig
@@ -12,7 +12,7 @@ from engine.protocol import HostConfig
 def test_a_host_that_waits_beside_a_serving_one_tells_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes over when the other has died: what was free while that one held weights and cache would leave no room for any model."""
     zeros = torch.zeros
-    monkeypatch.setattr(engine.kv_memory, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(engine.device, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
     prepared = prepare(HostConfig(device="cuda", kv_bytes=8 << 30), is_standby=False)

@@ -26,7 +26,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.lease.new_pool()
-        self.lease.user = self
+        self.lease.serve(self)
 
     @property
     def has_work(self) -> bool:

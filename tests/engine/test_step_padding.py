@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.chunk_steps import step_of
 from engine.decode_graphs import CudaRecorder
 from engine.engine import Engine
 from engine.kv.block_table import BlockTable
@@ -51,7 +52,7 @@ def test_every_step_is_padded_with_what_it_holds() -> None:
         decodes = [chunk(at := draw.randrange(1, 60), at + 1, 1 + i) for i in range(draw.randrange(0, 12))]
         starts = [draw.choice((0, draw.randrange(40))) for _ in range(draw.randrange(1, 5))]
         prompts = [chunk(at, at + draw.randrange(2, 40), 50 + i, draw.random() < 0.7) for i, at in enumerate(starts)]
-        step = StepInput.of([*decodes, *prompts], BLOCK_SIZE)
+        step = step_of([*decodes, *prompts], BLOCK_SIZE)
         shape = PromptShape.of(step)
         if shape is None:
             continue
@@ -75,7 +76,7 @@ def test_every_step_is_padded_with_what_it_holds() -> None:
 def test_a_token_that_only_the_device_knows_is_fed_to_its_copies_too() -> None:
     first, other = chunk(5, 6, 1), chunk(3, 4, 2)
     first.sequence.token_ids[-1] = PENDING
-    step = StepInput.of([first, other, chunk(0, 9, 3)], BLOCK_SIZE, {first.sequence: 7})
+    step = step_of([first, other, chunk(0, 9, 3)], BLOCK_SIZE, {first.sequence: 7})
     shape = PromptShape.of(step)
     assert shape is not None
     assert padded(step, 4, shape).feeds == ((0, 7), (2, 7), (3, 7))
@@ -83,12 +84,12 @@ def test_a_token_that_only_the_device_knows_is_fed_to_its_copies_too() -> None:
 
 @pytest.mark.parametrize("lengths", [(MOST_TOKENS + 1,), (700,), (2,) * 5])
 def test_large_steps_and_those_of_many_prompts_are_not_recorded(lengths: tuple[int, ...]) -> None:
-    assert PromptShape.of(StepInput.of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)) is None
+    assert PromptShape.of(step_of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)) is None
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(5, 8), (200, 256), (300, 384), (511, 640)])
 def test_few_tokens_are_padded_to_powers_of_two_and_many_by_a_step(length: int, tokens: int) -> None:
-    shape = PromptShape.of(StepInput.of([chunk(0, length, 1)], BLOCK_SIZE))
+    shape = PromptShape.of(step_of([chunk(0, length, 1)], BLOCK_SIZE))
     assert shape is not None
     assert shape.tokens == tokens
 
@@ -97,7 +98,7 @@ def test_few_tokens_are_padded_to_powers_of_two_and_many_by_a_step(length: int, 
     ("lengths", "is_padded"), [((512,), False), ((128, 256), False), ((64, 64, 64, 64), False), ((100, 28, 128), True)]
 )
 def test_what_is_of_a_size_is_not_padded(lengths: tuple[int, ...], is_padded: bool) -> None:
-    step = StepInput.of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)
+    step = step_of([chunk(0, n, 1 + i) for i, n in enumerate(lengths)], BLOCK_SIZE)
     shape = PromptShape.of(step)
     assert shape is not None
     assert (shape.tokens > sum(lengths)) is is_padded

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.chunk_steps import step_of
 from engine.kv.block_table import BlockTable
 from engine.plan import Chunk
 from engine.protocol import SamplingParams
@@ -38,7 +39,7 @@ asked = st.builds(
 )
 
 
-def step_of(sequences: list[Asked]) -> StepInput:
+def asked_step(sequences: list[Asked]) -> StepInput:
     """Return a step of two groups of layers, decodes before prompts."""
     chunks, row_of = [], {}
     blocks = {rank: iter(range(rank, 600, 3)) for rank in range(3)}
@@ -51,7 +52,7 @@ def step_of(sequences: list[Asked]) -> StepInput:
         row_of[sequence] = i
         sequence.tables = [BlockTable(taken(blocks[one.rank], one.num_tokens)) for _ in range(2)]
         chunks.append(Chunk.next_of(sequence, min(one.length, one.num_tokens - start)))
-    return StepInput.of(sorted(chunks, key=lambda chunk: not chunk.is_decode), BLOCK_SIZE, row_of)
+    return step_of(sorted(chunks, key=lambda chunk: not chunk.is_decode), BLOCK_SIZE, row_of)
 
 
 def taken(blocks: Iterator[int], num_tokens: int) -> list[int]:
@@ -61,7 +62,7 @@ def taken(blocks: Iterator[int], num_tokens: int) -> list[int]:
 @given(st.lists(asked, min_size=1, max_size=8), st.booleans())
 @settings(deadline=None)
 def test_shares_are_the_step_in_the_blocks_of_each_rank(sequences: list[Asked], every_row: bool) -> None:
-    step = step_of(sequences)
+    step = asked_step(sequences)
     shares = StepShares(step, 3, BLOCK_SIZE, every_row)
     found, wanted = [], []
     for rank in range(3):
@@ -104,7 +105,7 @@ def test_shares_are_the_step_in_the_blocks_of_each_rank(sequences: list[Asked], 
 
 
 def test_an_image_goes_to_the_rank_of_its_tokens() -> None:
-    step = step_of([Asked(0, 6, 0, 6, -1, False), Asked(1, 8, 0, 8, -1, False)])
+    step = asked_step([Asked(0, 6, 0, 6, -1, False), Asked(1, 8, 0, 8, -1, False)])
     image = ImageInput(b"name", 3, array("q", [8, 9, 10]))
     shares = StepShares(step._replace(images=(image,)), 3, BLOCK_SIZE, every_row=False)
     first, second = shares.of(0), shares.of(1)

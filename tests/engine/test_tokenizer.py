@@ -13,13 +13,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from engine.chat_template import ChatTemplate
+from engine.errors import TokenizerError
 from engine.tokenizer import (
     INLINE_CHARACTERS,
     MARKED_TOGETHER,
     SHIELD_BEGIN,
     SHIELD_END,
     Tokenizer,
-    TokenizerError,
     read_special_tokens,
 )
 from tests.fakes import byte_tokenizer, write_model_directory

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.constraints import Grammars
+from engine.errors import TokenizerError
 from engine.protocol import Constraint
-from engine.tokenizer import Tokenizer, TokenizerError
+from engine.tokenizer import Tokenizer
 from engine.tokenizer_files import KIMI_PATTERN, TEKKEN_SPECIAL
 
 tiktoken: Any = pytest.importorskip("tiktoken")  # which a GPU machine need not have

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine.chat_template import ChatTemplateError
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, TokenizerError
 from engine.protocol import HostConfig, ModelSpec
-from engine.tokenizer import TokenizerError
 from engine.weights.checkpoint import index_checkpoint
 from engine.weights.filling import Job, fill
 from runtime.engines.text import TextSide

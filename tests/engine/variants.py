@@ -20,6 +20,7 @@ from triton.runtime import driver
 
 import engine.decode_graphs
 import engine.runner
+from engine.chunk_steps import step_of
 from engine.decode_graphs import Outputs
 from engine.description.decoder_config import architecture
 from engine.dry_run import DryRun, dry_run_launches, lay_out
@@ -30,7 +31,7 @@ from engine.plan import Chunk
 from engine.protocol import SamplingParams
 from engine.runner import ModelRunner
 from engine.sequence import PENDING, Sequence
-from engine.step import ChoiceRow, StepInput
+from engine.step import ChoiceRow
 from engine.token_counts import TokenCounts
 from engine.weights.bundle import TensorSpec
 from engine.weights.formats.registry import read_format
@@ -284,7 +285,7 @@ def run_steps(dry: DryRun) -> None:
     for chunks, is_fed in steps(len(dry.layout.groups)):
         row_of = {one.sequence: i for i, one in enumerate(chunks)} if is_fed else None
         chunks.sort(key=lambda one: 0 if one.is_decode else 1 if one.drafts else 2)
-        step = StepInput.of(chunks, BLOCK, row_of)
+        step = step_of(chunks, BLOCK, row_of)
         if is_fed:
             runner._chosen = fake_tensor((len(chunks),), torch.int64)
         for _ in range(2 if len(step.token_ids) <= 300 else 1):  # at last padded and recorded

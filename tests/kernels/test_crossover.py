@@ -15,7 +15,8 @@ import torch
 from kernels.attention_rule import AttentionRule
 from kernels.cpu import crossover, library, ops
 from kernels.cpu.crossover import UNLIMITED, Forms, Limits, keep_limits
-from kernels.prefill_attention import attend_by_torch, prefill_attention
+from kernels.prefill_attention import prefill_attention
+from kernels.prefill_by_torch import attend_by_torch
 from kernels.varlen import VarlenBatch
 from tests.cpu_kernels import C_LIBRARY, computing_with
 
@@ -158,7 +159,7 @@ def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> N
     script = f"""
 import pathlib, torch
 from kernels.cpu.crossover import Forms, Limits, keep_limits
-from kernels.prefill_attention import attend_by_torch
+from kernels.prefill_by_torch import attend_by_torch
 torchs = Forms(torch.nn.functional.linear, attend_by_torch)
 keep_limits(Limits({{}}, {{}}), [torch.bfloat16], torchs, torchs, pathlib.Path({str(tmp_path / "kernels.json")!r}))
 """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels.decode_attention
-import kernels.prefill_attention
+import kernels.prefill_by_torch
 from kernels.attention_rule import AttentionRule
 from kernels.decode_attention import decode_attention
 from kernels.kv_write import kv_write
@@ -83,7 +83,7 @@ def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(
 def test_prompts_in_small_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
     window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels.prefill_attention, "_TILE", 4)
+    monkeypatch.setattr(kernels.prefill_by_torch, "_TILE", 4)
     q_lens, lens, heads = [5, 1, 17, 3], [5, 1, 31, 40], 6
     paged = Paged(lens, 2, 10, 5)
     q = torch.randn(sum(q_lens), heads, 10)

@@ -11,8 +11,8 @@ import torch
 from kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from kernels.attention_rule import AttentionRule
 from kernels.cpu import build, library
+from kernels.cpu.c_library import Library
 from kernels.cpu.crossover import UNLIMITED
-from kernels.cpu.library import Library
 from kernels.linear import gated_linear, linear, logits
 from kernels.lossless import pack_lossless
 from kernels.plain import PlainWeight

@@ -14,7 +14,7 @@ from sites.config import parse
 from sites.site import SiteConfig
 from tests.asgi import eventually, running
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
-from wire.http.listen import bind
+from wire.http.listen import bind, url_of
 
 
 @pytest.fixture
@@ -104,12 +104,11 @@ def make_server(model_directory: Path) -> SiteMaker:
     ) -> AsyncIterator[Site]:
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
-        app = build_app(config, launchers=[launcher], hop_secret=hop_secret)
+        listener = bind(config.listen.host, config.listen.port)
+        app = build_app(config, launchers=[launcher], hop_secret=hop_secret, url=url_of(listener))
         site = Site(app, config, launcher)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        server = asyncio.create_task(
-            serve_app(app, bind(config.listen.host, config.listen.port), stop=site.stop, on_ready=ready.set_result)
-        )
+        server = asyncio.create_task(serve_app(app, listener, stop=site.stop, on_ready=ready.set_result))
         site.url = await asyncio.wait_for(ready, 10)
         try:
             yield site

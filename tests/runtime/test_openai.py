@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.client import EngineError
-from engine.tokenizer import TokenizerError
+from engine.errors import TokenizerError
 from runtime.engines.text import sampling_defaults
 from tests.asgi import call
 from tests.fakes import EOS, ids, says

@@ -10,14 +10,15 @@ import socket
 import sys
 import time
 from asyncio.trsock import TransportSocket
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
 from wire.errors import ApiError, Dialect
-from wire.http.exchange import Application, HttpExchange, response_head
+from wire.http.exchange import Application, HttpExchange, ServerState, response_head
+from wire.http.limits import HttpLimits
 from wire.http.request import (
     MAX_PIPELINED,
     Begun,
@@ -31,7 +32,6 @@ from wire.http.request import (
 )
 
 if TYPE_CHECKING:
-    from wire.http.server import Server
     from wire.http.websocket import WebSocket
 
 EVENTS_AT_ONCE = (
@@ -43,13 +43,27 @@ LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive b
 NEVER = float("inf")
 
 
+class ConnectionServer(ServerState, Protocol):
+    """The server of a connection, as the connection uses it."""
+
+    app: Application
+    limits: HttpLimits
+    overload_headers: tuple[tuple[str, str], ...]  # of a refusal for too many connections
+    cut: Counter[str]  # connections that were ended for a limit, by its word
+    name: object  # where it listens
+
+    def admit(self, connection: "HttpConnection", client: str, /) -> ApiError | None: ...
+
+    def forget(self, connection: "HttpConnection", client: str, /) -> None: ...
+
+
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_around", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
         "client", "deadline", "is_full", "loop", "server", "transport",
     )  # fmt: skip
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: ConnectionServer) -> None:
         self.deadline = NEVER
         self.is_full = False  # what waits for the client has reached the buffer's size
         self.server = server

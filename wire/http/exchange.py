@@ -8,12 +8,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, MutableMapping
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from wire.http.request import RequestHead
-
-if TYPE_CHECKING:
-    from wire.http.connection import HttpConnection
 
 SLICE_BYTES = (
     16 << 10
@@ -26,8 +23,32 @@ Pairs = Iterable[tuple[bytes, bytes]]
 log = logging.getLogger(__name__)
 
 
+class ServerState(Protocol):
+    is_stopping: bool
+    date: bytes  # the header's whole line
+
+
+class ExchangeConnection(Protocol):
+    """The connection of an exchange, as the exchange uses it."""
+
+    is_full: bool  # what waits for the client has reached the buffer's size
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    @property
+    def server(self) -> ServerState: ...
+
+    def finished(self, exchange: "HttpExchange", /) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class HttpExchange:
-    def __init__(self, connection: "HttpConnection", head: RequestHead, around: dict[str, Any]) -> None:
+    def __init__(self, connection: ExchangeConnection, head: RequestHead, around: dict[str, Any]) -> None:
         """`around`: what a scope tells of the connection."""
         self.scope = head.scope(around)
         self.task: asyncio.Task[None] | None = None

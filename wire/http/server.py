@@ -14,12 +14,12 @@ from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
 
 from wire import background
 from wire.errors import ApiError
 from wire.http.connection import HttpConnection, host_and_port
 from wire.http.exchange import Application
+from wire.http.limits import HttpLimits
 
 SWEEP_S = 0.5
 SWEPT_AT_ONCE = 256
@@ -34,19 +34,6 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 # Linux's struct tcp_info (include/uapi/linux/tcp.h): eight bytes of small fields, then numbers of 32 bits.
 _UNACKED, _LAST_ACK_RECV, _SIZE = 24, 56, 60
 _UINT = struct.Struct("=I")
-
-
-class HttpLimits(NamedTuple):
-    max_head_bytes: int = 64 << 10
-    max_headers: int = 128
-    head_timeout_s: float = 15.0  # from its first byte, and from the connection's start to the first
-    keep_alive_s: float = 75.0  # longer than any pool keeps an idle connection: the client closes first
-    stall_s: float = 60.0  # for a client to take what waits for it, once its buffer is full
-    write_buffer_bytes: int = 64 << 10  # full, and then the application waits; beside the kernel's own
-    max_message_bytes: int = 32 << 20  # of a WebSocket
-    max_unread_bytes: int = 256 << 20  # of all answers that wait for their clients; of one address a quarter
-    max_connections: int = 20_000
-    max_connections_per_client: int = 20_000  # by address
 
 
 class Server:

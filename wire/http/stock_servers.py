@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from wire.http.exchange import Application
+from wire.http.limits import HttpLimits
 from wire.http.listen import ListenError
-from wire.http.server import HttpLimits, Server
+from wire.http.server import Server
 
 SERVERS = ("own", "hypercorn", "uvicorn")
 

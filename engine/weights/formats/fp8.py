@@ -9,8 +9,7 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
-from engine.weights.loader import WeightLoader
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from engine.weights.shard import AxisRange, MatrixPart
 from kernels.fp8 import GROUP, Fp8Weight
 
@@ -28,7 +27,7 @@ class Fp8Format(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.weight_scale" in index or f"{name}.weight_scale_inv" in index
 
-    def fill(self, loader: WeightLoader, part: MatrixPart, into: torch.Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         scales = self._scales(loader, part)
         for expected in _input_scales(loader, part.name):
             loader.skip(re.escape(expected.name))
@@ -40,7 +39,7 @@ class Fp8Format(WeightFormat):
 
         loader.fill(into, [scales.stored, _values(part)], unpack, is_row_wise=False)
 
-    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Fp8Weight:
+    def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Fp8Weight:
         name = stacked_name([part.name for part in parts])
         scales = [self._scales(loader, part) for part in parts]
         is_by_row = any(not of.is_joinable(part.rows, len(parts)) for of, part in zip(scales, parts, strict=True))
@@ -56,7 +55,7 @@ class Fp8Format(WeightFormat):
             loader.fill(torch.split(factors, groups)[i], [of.stored], make, is_row_wise=False)
         return Fp8Weight(values, factors, row_group, scales[0].column_group, self._input_scale(loader, name, parts))
 
-    def _input_scale(self, loader: WeightLoader, name: str, parts: Sequence[MatrixPart]) -> torch.Tensor | None:
+    def _input_scale(self, loader: WeightRequests, name: str, parts: Sequence[MatrixPart]) -> torch.Tensor | None:
         """Of several measured ranges the widest: nothing that one of them allows is cut off."""
         stored = [expected for part in parts for expected in _input_scales(loader, part.name)]
         if len(stored) < len(parts):
@@ -67,7 +66,7 @@ class Fp8Format(WeightFormat):
         loader.fill(into, stored, _widest, is_row_wise=False)
         return into
 
-    def _scales(self, loader: WeightLoader, part: MatrixPart) -> "_Scales":
+    def _scales(self, loader: WeightRequests, part: MatrixPart) -> "_Scales":
         name = f"{part.name}.weight_scale" + ("_inv" if f"{part.name}.weight_scale_inv" in loader else "")
         shape, rows, columns = loader.shape(name), part.rows, part.columns
         if self.block is not None:

@@ -16,8 +16,7 @@ import torch
 from engine.errors import CheckpointError
 from engine.gguf.kinds import KINDS, PACKED_BITS
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
-from engine.weights.loader import WeightLoader
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from engine.weights.shard import AxisRange, MatrixPart
 from kernels.cpu import library
 from kernels.int4 import Int4Weight
@@ -43,7 +42,7 @@ class GgufFormat(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return self._find(index, name) is not None
 
-    def fill(self, loader: WeightLoader, part: MatrixPart, into: torch.Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         kind = self._kind(loader, part)
         if kind == TURNED:
             stored = ExpectedTensor.of(f"{part.name}.{TURNED}", (part.rows, part.columns), FLOATS)
@@ -51,10 +50,10 @@ class GgufFormat(WeightFormat):
         else:
             self._fill(loader, part, into, _codes(kind, part), partial(unpack, kind))
 
-    def joins(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> bool:
+    def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
         return all([self._kind(loader, part) in PACKED_BITS for part in parts])
 
-    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Weight:
+    def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Weight:
         kinds = [self._kind(loader, part) for part in parts]
         name = stacked_name([part.name for part in parts])
         rows, columns = [part.rows.size for part in parts], parts[0].columns.size
@@ -73,14 +72,14 @@ class GgufFormat(WeightFormat):
     def _find(self, index: Index, name: str) -> str | None:
         return next((kind for kind in (TURNED, *_OF_NAMES) if f"{name}.{kind}" in index), None)
 
-    def _kind(self, loader: WeightLoader, part: MatrixPart) -> str:
+    def _kind(self, loader: WeightRequests, part: MatrixPart) -> str:
         found = self._find(loader, part.name)
         assert found is not None, part.name
         return found
 
     def _fill(
         self,
-        loader: WeightLoader,
+        loader: WeightRequests,
         part: MatrixPart,
         into: torch.Tensor,
         stored: ExpectedTensor,

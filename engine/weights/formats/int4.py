@@ -13,9 +13,8 @@ import torch
 
 from engine.errors import CheckpointError
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
-from engine.weights.loader import WeightLoader
 from engine.weights.shard import AxisRange, MatrixPart
 from kernels.cpu import library
 from kernels.int4 import BLOCK, Int4Weight, pack_int4
@@ -37,7 +36,7 @@ class Int4Format(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.{self.layout.codes_name}" in index
 
-    def fill(self, loader: WeightLoader, part: MatrixPart, into: torch.Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         matrix = self._matrix(part)
         stored = [matrix.codes]
         if has_zeros := self.stores_zeros:
@@ -54,14 +53,14 @@ class Int4Format(WeightFormat):
         # The scales come last: they alone can hold NaN or infinity.
         loader.fill(into, [*stored, matrix.scales], unpack, is_row_wise=False)
 
-    def joins(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> bool:
+    def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
         """Tell whether all parts have their columns in one order; experts, in the model's."""
         first, *others = [_look_at_order(loader, self._matrix(part)) for part in parts]
         if first is None:
             return all(order is None for order in others)
         return experts == 1 and all(order is not None and torch.equal(order, first) for order in others)
 
-    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Int4Weight:
+    def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Int4Weight:
         name, matrices = stacked_name([part.name for part in parts]), [self._matrix(part) for part in parts]
         order = _look_at_order(loader, matrices[0])
         columns, group = matrices[0].sizes
@@ -87,7 +86,7 @@ class Int4Format(WeightFormat):
             span.require_units(CODES, name, "codes in one word")
         return _StoredMatrix(name, rows, columns, group, self.layout)
 
-    def _differ(self, loader: WeightLoader, matrix: "_StoredMatrix") -> bool:
+    def _differ(self, loader: WeightRequests, matrix: "_StoredMatrix") -> bool:
         """Tell whether zero points are needed; where there is nothing to look at, config.json is believed."""
         found = loader.look(matrix.zeros) if self.stores_zeros else None
         return self.needs_zeros if found is None else bool((matrix.read_zeros(found) != 8).any())
@@ -196,7 +195,7 @@ def _group(described: Mapping[str, Any]) -> int | None:
     return read_group(described.get("group_size", described.get("q_group_size", 128)))
 
 
-def _look_at_order(loader: WeightLoader, matrix: _StoredMatrix) -> torch.Tensor | None:
+def _look_at_order(loader: WeightRequests, matrix: _StoredMatrix) -> torch.Tensor | None:
     found = loader.look(matrix.g_idx) if matrix.g_idx.name in loader else None
     return None if found is None else matrix.order(found)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, stacked_name
-from engine.weights.loader import WeightLoader
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from engine.weights.shard import MatrixPart
 from kernels.cpu import library
 from kernels.int8 import BLOCK, Int8Weight, pad_int8
@@ -27,7 +26,7 @@ class Int8Format(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.weight_scale" in index
 
-    def fill(self, loader: WeightLoader, part: MatrixPart, into: torch.Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         codes, scales = self._stored(part)
         columns, group = self._sizes(part)
 
@@ -36,7 +35,7 @@ class Int8Format(WeightFormat):
 
         loader.fill(into, [codes, scales], unpack)
 
-    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> Int8Weight:
+    def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Int8Weight:
         name, rows = stacked_name([part.name for part in parts]), [part.rows.size for part in parts]
         columns, group = self._sizes(parts[0])
         stored = [self._stored(part) for part in parts]

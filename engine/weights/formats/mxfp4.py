@@ -3,8 +3,7 @@
 import torch
 
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import Index, WeightFormat, as_stored
-from engine.weights.loader import WeightLoader
+from engine.weights.formats.format import Index, WeightFormat, WeightRequests, as_stored
 from engine.weights.shard import ExpertStack
 from kernels.cpu import library
 from kernels.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
@@ -21,11 +20,11 @@ class Mxfp4Format(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}_blocks" in index or f"{name}_scales" in index
 
-    def fill_stack(self, loader: WeightLoader, stack: ExpertStack, into: torch.Tensor) -> None:
+    def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
         """One expert at a time: all of them unpacked beside themselves would not fit."""
         loader.fill(as_stored(into, stack.are_pairs), _stored(stack), _unpack_each)
 
-    def lay_out_stack(self, loader: WeightLoader, stack: ExpertStack) -> Mxfp4Weight:
+    def lay_out_stack(self, loader: WeightRequests, stack: ExpertStack) -> Mxfp4Weight:
         blocks, scales = _stored(stack)
         num_rows, columns = stack.rows.size, stack.columns.size
         codes = loader.take(f"{stack.name}_codes", (stack.experts, num_rows, columns // 2), torch.uint8)

@@ -1,15 +1,10 @@
 """Plain matrices: a tensor of numbers each, or one for all experts of a layer, turned."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from engine.weights.checkpoint import ExpectedTensor
-from engine.weights.formats.format import FLOATS, Index, WeightFormat, as_stored
+from engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, as_stored
 from engine.weights.shard import ExpertStack, MatrixPart
-
-if TYPE_CHECKING:
-    from engine.weights.loader import WeightLoader
 
 
 class PlainFormat(WeightFormat):
@@ -21,10 +16,10 @@ class PlainFormat(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return True
 
-    def fill(self, loader: "WeightLoader", part: MatrixPart, into: torch.Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
         loader.fill(into, [ExpectedTensor.of(f"{part.name}.weight", (part.rows, part.columns), FLOATS)], None)
 
-    def fill_stack(self, loader: "WeightLoader", stack: ExpertStack, into: torch.Tensor) -> None:
+    def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
         stored = ExpectedTensor.of(stack.name, (stack.experts, stack.columns, stack.rows), FLOATS)
         ordered = as_stored(into, stack.are_pairs)
 

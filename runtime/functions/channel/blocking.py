@@ -7,17 +7,20 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.functions.channel.failure import ChannelClosed
 from runtime.functions.channel.streams import WINDOW_BYTES
 
-if TYPE_CHECKING:
-    from runtime.functions.channel.connection import Channel
+
+class ReceivingChannel(Protocol):
+    why_closed: str
+
+    def data_received(self, data: bytes, /) -> None: ...
 
 
 class BlockingExchange:
-    def __init__(self, sock: socket.socket, transport: asyncio.Transport, channel: "Channel") -> None:
+    def __init__(self, sock: socket.socket, transport: asyncio.Transport, channel: ReceivingChannel) -> None:
         self._socket = sock
         self._transport = transport
         self._channel = channel

@@ -20,7 +20,6 @@ from runtime.functions.channel.exchanges import (
     Handler,
     IncomingExchange,
     OutgoingExchange,
-    ignore_result,
 )
 from runtime.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
 from runtime.functions.channel.frames import (
@@ -36,7 +35,7 @@ from runtime.functions.channel.frames import (
     StreamEnd,
 )
 from runtime.functions.channel.open_exchanges import OpenExchanges
-from runtime.functions.channel.streams import WINDOW_BYTES, feed
+from runtime.functions.channel.streams import WINDOW_BYTES
 
 MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and what is around it
 FRAMES_AT_ONCE = (
@@ -147,8 +146,7 @@ class Channel(asyncio.Protocol):
             frame = replace(frame, id=self.new_id())
         sent = self._outgoing_call(frame)
         if body is not None:
-            sent.feeder = asyncio.ensure_future(feed(self, sent.id, body, sent.credit))
-            sent.feeder.add_done_callback(ignore_result)
+            sent.send(body)
         try:
             return await sent.result
         except BaseException:

@@ -6,15 +6,12 @@ FrameError, which ends the whole channel. Knows frames; refuses to know sockets 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from runtime.functions.channel import frames
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
 from runtime.functions.channel.frames import AnyFrame, Fail, FrameError, More, Reply, StreamChunk, StreamEnd
-from runtime.functions.channel.streams import Credit, Inbound, close, feed
-
-if TYPE_CHECKING:
-    from runtime.functions.channel.connection import Channel
+from runtime.functions.channel.streams import Credit, Inbound, StreamChannel, close, feed
 
 
 class StreamingReply(NamedTuple):
@@ -35,16 +32,37 @@ Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
 """Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
 
 
+class ExchangeChannel(StreamChannel, Protocol):
+    """The channel of an exchange, as the exchange uses it."""
+
+    def encode(self, frame: AnyFrame, /) -> bytes: ...
+
+    def write_bytes(self, data: bytes, /) -> None: ...
+
+    def hold(self, size: int, /) -> None:
+        """Count bytes that stay in memory until `release`. Raises Failure beyond the bound."""
+
+    def release(self, size: int, /) -> None: ...
+
+    def forget(self, id: int, /) -> bool:
+        """Drop a finished exchange. False: it was dropped before."""
+
+
 class OutgoingExchange:
     """An exchange that this side began."""
 
-    def __init__(self, channel: "Channel", id: int) -> None:
+    def __init__(self, channel: ExchangeChannel, id: int) -> None:
         self._channel = channel
         self.id = id
         self.result: asyncio.Future[ExchangeResult] = asyncio.get_running_loop().create_future()
-        self.credit = Credit()
-        self.feeder: asyncio.Future[None] | None = None
+        self._credit = Credit()
+        self._feeder: asyncio.Future[None] | None = None
         self._body: Inbound | None = None
+
+    def send(self, body: AsyncIterator[bytes]) -> None:
+        """Send the request's body, as the other side takes it."""
+        self._feeder = asyncio.ensure_future(feed(self._channel, self.id, body, self._credit))
+        self._feeder.add_done_callback(ignore_result)
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
@@ -62,7 +80,7 @@ class OutgoingExchange:
                 raise FrameError("a piece of a stream that was not announced")
             self._body.push(frame.data)
         elif isinstance(frame, More):
-            self.credit.give(frame.bytes)
+            self._credit.give(frame.bytes)
         elif isinstance(frame, Fail):
             failure = Failure(
                 frame.message,
@@ -89,8 +107,8 @@ class OutgoingExchange:
 
     def end(self) -> None:
         """Stop sending the body, which the other side reads no more."""
-        if self.feeder is not None:
-            self.feeder.cancel()
+        if self._feeder is not None:
+            self._feeder.cancel()
 
     def _over(self) -> None:
         self._channel.forget(self.id)
@@ -105,7 +123,7 @@ class OutgoingExchange:
 class IncomingExchange:
     """An exchange begun by the other side, and the task that answers it."""
 
-    def __init__(self, channel: "Channel", frame: frames.Request, size: int, answer: Handler) -> None:
+    def __init__(self, channel: ExchangeChannel, frame: frames.Request, size: int, answer: Handler) -> None:
         """`size`: the frame's, in bytes that the channel holds until the exchange is over."""
         self._channel = channel
         self._id = frame.id

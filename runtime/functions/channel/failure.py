@@ -32,6 +32,11 @@ class Failure(Exception):
         self.retry_after_s = retry_after_s
         self.value = value
 
+    def giving(self, value: Any) -> "Failure":
+        """Return itself, with what the exchange gives all the same."""
+        self.value = value
+        return self
+
 
 class ChannelClosed(Failure):
     """The connection to the other side is closed."""

@@ -8,13 +8,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.functions.channel.failure import ChannelClosed, Failure, fail_frame
-from runtime.functions.channel.frames import FrameError, More, StreamChunk, StreamEnd
-
-if TYPE_CHECKING:
-    from runtime.functions.channel.connection import Channel
+from runtime.functions.channel.frames import AnyFrame, FrameError, More, StreamChunk, StreamEnd
 
 WINDOW_BYTES = 256 << 10  # of one stream on its way
 CHUNK_BYTES = 64 << 10
@@ -23,10 +20,19 @@ JOINED_BYTES = (
 )  # pieces that wait are joined up to this: a window of single bytes took 8 MiB, now it is 128 pieces at most
 
 
+class StreamChannel(Protocol):
+    """The channel of a stream, as the stream uses it."""
+
+    room: asyncio.Event  # the transport takes more
+    describe: Callable[[BaseException], Failure]
+
+    def write(self, frame: AnyFrame, /) -> None: ...
+
+
 class Inbound:
     """A stream that arrives: an asynchronous iterator over its bytes, at most a window of them waiting here."""
 
-    def __init__(self, channel: "Channel", id: int, on_cancel: Callable[[], None]) -> None:
+    def __init__(self, channel: StreamChannel, id: int, on_cancel: Callable[[], None]) -> None:
         self._channel = channel
         self._id = id
         self._on_cancel = on_cancel
@@ -131,7 +137,7 @@ class Credit:
             self._waiter.set_result(None)
 
 
-async def feed(channel: "Channel", id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
+async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
     """Send a stream as the reader gives credit. What the stream raises ends it at the other side, too, with `fail`."""
     try:
         async for data in body:

@@ -29,7 +29,7 @@ from runtime.serve import ShutdownHooks, StartError, serve_app
 from sites.config import parse
 from sites.rules import is_loopback
 from sites.site import SiteConfig
-from wire.http.listen import ListenError, bind, loop_factory
+from wire.http.listen import ListenError, bind, loop_factory, url_of
 
 STATE = ".pilotlight"  # in the function's folder: what its bindings keep between runs
 LOOK_S = 0.25
@@ -61,7 +61,7 @@ def dev(directory: Path, options: DevOptions) -> None:
     _print_logs(console)
     try:
         listener = bind(host, port)
-        app = dev_app(manifest, site_of(manifest, options))
+        app = dev_app(manifest, site_of(manifest, options), url_of(listener))
     except ListenError as error:
         raise CliError(str(error).replace("set another listen.port", "choose another with --port")) from None
 
@@ -125,9 +125,9 @@ def _source(model: str) -> str:
     return MODEL if model == MODEL.removeprefix("embedded:") else model
 
 
-def dev_app(manifest: Manifest, site: SiteConfig) -> SiteApp:
+def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> SiteApp:
     """Return the site's application, with the function in front of all its paths."""
-    app = build_app(site)
+    app = build_app(site, url=url)
     served = _served(app)
     route = FunctionRoute(
         served,

@@ -187,8 +187,7 @@ class Function:
             await self._event("queue", batch)
         except (Exception, SystemExit) as error:
             failure = _exited(error) if isinstance(error, SystemExit) else trouble.describe(error)
-            failure.value = batch.outcome(has_failed=True)
-            raise failure from None
+            raise failure.giving(batch.outcome(has_failed=True)) from None
         return batch.outcome()
 
     async def _event(self, name: str, event: Any) -> None:

@@ -81,6 +81,10 @@ class Layers:
         self._making: dict[str, asyncio.Task[Path]] = {}
         self._used: dict[object, str] = {}  # digests, by user: one pool
 
+    def keep_in(self, directory: Path) -> None:
+        """Keep them there from now on: a site without a state directory has one only while it serves."""
+        self.directory = directory
+
     def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
         """Note that a pool's functions import from the layer of these requirements, until they are released."""
         self._used[user] = digest_of(requirements, python)

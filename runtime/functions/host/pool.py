@@ -80,6 +80,10 @@ class FunctionPool:
         )
         self.isolates = IsolateSet(manifest.name, self.factory, self.reports, self.waiters)
 
+    def own(self, bindings: OpenBindings) -> None:
+        """Have these as its bindings, which are closed with it."""
+        self.bindings = bindings
+
     @property
     def is_at_work(self) -> bool:
         """Tell whether something that it has taken is open: requests, streams, background work. WebSockets are not waited for."""

@@ -54,7 +54,7 @@ class ProcessSupply:
             if self._state_dir is None:
                 self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
                 self._state_dir.chmod(0o755)
-            self._layers.directory = self._state_dir / "layers"
+            self._layers.keep_in(self._state_dir / "layers")
             stack.push_async_callback(self._layers.close)
             self._zygote.start()
             stack.callback(self._zygote.stop)

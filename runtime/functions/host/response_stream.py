@@ -2,21 +2,33 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.functions.channel import ChannelClosed, Failure, Inbound
 from runtime.functions.host.faults import Fault, fault_of
-
-if TYPE_CHECKING:
-    from runtime.functions.host.isolate_handle import IsolateHandle
+from runtime.functions.host.limits import FunctionLimits
 
 BURST_S = 0.004  # of the rate, at once: what is sent in one go holds up everybody else
+
+
+class StreamingIsolate(Protocol):
+    """The isolate of a stream, as the stream uses it."""
+
+    limits: FunctionLimits
+
+    async def sent_chunk(self, size: int, /) -> None:
+        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
+
+    def stream_failed(self, fault: Fault, /) -> None: ...
+
+    async def exit_fault(self) -> Fault:
+        """Return the reason for which it is gone, after the channel has closed."""
 
 
 class ResponseStream:
     def __init__(
         self,
-        isolate: "IsolateHandle",
+        isolate: StreamingIsolate,
         body: Inbound,
         ends_at: float | None,
         on_end: Callable[["ResponseStream"], None],

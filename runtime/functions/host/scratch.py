@@ -5,11 +5,17 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
-from runtime.functions.host.isolate_handle import IsolateHandle
 from runtime.functions.host.user_ids import FunctionUser
 
 LOOK_S = 0.25  # between two looks at what was written
+
+
+class WritingIsolate(Protocol):
+    def end(self, why: str, code: str, /) -> None: ...
+
+    async def until_gone(self) -> None: ...
 
 
 class Scratch:
@@ -23,7 +29,7 @@ class Scratch:
         if (uid := self._user.id) is not None:
             os.chown(self.path, uid, uid)
 
-    async def enforce(self, isolates: Sequence[IsolateHandle]) -> None:
+    async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
         """Look once, and pause. Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
         limit_bytes = self._limit_mib << 20
         if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:

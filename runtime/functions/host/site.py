@@ -49,6 +49,9 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
+Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and what has triggered it
+
+
 class SiteFunctions:
     def __init__(
         self,
@@ -64,13 +67,14 @@ class SiteFunctions:
         zygotes_mib: int = 1024,
         layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
+        trace: Trace | None = None,
     ) -> None:
-        """`on_cpu` hears of the processor time that functions use."""
+        """`on_cpu` hears of the processor time that functions use. `trace` is the scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
         self.tails = Tails()
-        self.trace: Callable[[str, str], AbstractContextManager[object]] = lambda function, trigger: nullcontext()
+        self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]
         ] = {}  # by function, those included that are replaced and not closed yet
@@ -123,7 +127,7 @@ class SiteFunctions:
         )
         try:
             if self._open_bindings is not None:
-                pool.bindings = self._open_bindings(manifest, self)
+                pool.own(self._open_bindings(manifest, self))
             if served == manifest.name:
                 self._start(pool)
         except Exception:
@@ -181,7 +185,7 @@ class SiteFunctions:
             versions = self._versions.get(pool.manifest.name, ())
             pool = next((version for version in versions if version.is_home_of(object)), pool)
         self._requested.set()
-        with self.trace(pool.manifest.name, TRIGGERS[type(event)]):
+        with self._trace(pool.manifest.name, TRIGGERS[type(event)]):
             return await pool.ask(event, body, is_socket=is_socket)
 
     async def fetch(

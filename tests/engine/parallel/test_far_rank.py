@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError
-from engine.parallel.far_rank import FarRank, FarStart
+from engine.parallel.far_orders import FarStart
+from engine.parallel.far_rank import FarRank
 from engine.parallel.network import new_group_key
 from engine.parallel.orders import LoadPart
 from engine.parallel.part import check_checkpoint

@@ -16,8 +16,9 @@ from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
 from wire.http.connection import HttpConnection
 from wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES
+from wire.http.limits import HttpLimits
 from wire.http.listen import bind, url_of
-from wire.http.server import HttpLimits, Server, give_back_memory, http_date
+from wire.http.server import Server, give_back_memory, http_date
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from tests.wire.http.test_websocket import App as SocketApp
+from wire.http.limits import HttpLimits
 from wire.http.listen import ListenError, bind, url_of
-from wire.http.server import HttpLimits
 from wire.http.stock_servers import SERVERS, check_installed, make_server
 
 

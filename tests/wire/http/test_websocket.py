@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
-from wire.http.server import HttpLimits
+from wire.http.limits import HttpLimits
 from wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
